@@ -1,0 +1,321 @@
+"""Case: everything that determines a run, as frozen plain data, JSON in and out.
+
+A Case names no system under test: the same Case runs on any of them. Loading is strict: an unknown
+field, a wrong type or an impossible value is a `CaseError` that names the path and what was expected.
+Times are seconds of virtual time, lengths are tokens. `UNSET` (the field is absent from the JSON),
+`null` and `false` are three different things wherever a config value may be any of them.
+"""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+FORMAT = 1
+"""Version of the JSON layout. A change that older files cannot express raises it."""
+
+MAX_TOKENS = 10_000_000
+MAX_TIME_S = 1e7
+MAX_REPLICAS = 1024
+
+Tokens: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+PositiveTokens: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_TIME_S)]
+Index: TypeAlias = Annotated[int, Meta(ge=0)]
+Seed: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Dialect: TypeAlias = Literal["vllm", "sglang", "trtllm"]
+
+
+class CaseError(ValueError):
+    """A Case that cannot be: the message names the field, the value and what is allowed."""
+
+
+class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    pass
+
+
+class ClientView(_Data):
+    """What the *client* finds in its config where that differs from the server's: any JSON scalar, null, or absent."""
+
+    response_length: int | float | str | bool | None | UnsetType = UNSET
+
+
+class Budget(_Data):
+    """The length settings of verl's `actor_rollout_ref.rollout`.
+
+    `max_model_len` unset or null means the model's `max_position_embeddings`, as verl's vLLM server has it.
+    `policy` says what `response_length` limits: one `turn` (a call of generate), or the whole `trajectory`
+    with its tool tokens.
+    """
+
+    prompt_length: PositiveTokens
+    response_length: PositiveTokens
+    max_model_len: PositiveTokens | None | UnsetType = UNSET
+    max_position_embeddings: PositiveTokens = 32_768
+    policy: Literal["turn", "trajectory"] = "turn"
+    client_view: ClientView | None = None
+
+    @property
+    def context_tokens(self) -> int:
+        """The max_model_len that the server works with."""
+        return self.max_model_len if isinstance(self.max_model_len, int) else self.max_position_embeddings
+
+    @property
+    def client_response_length(self) -> int | float | str | bool | None | UnsetType:
+        """response_length as the client's config shows it; `UNSET` where the key is missing."""
+        return self.response_length if self.client_view is None else self.client_view.response_length
+
+
+class ServerSettings(_Data):
+    """How a replica behaves: the dialect of its grants, its gate, and how long its work takes.
+
+    `submission_gate`: verl 0.9.1's servers park (or reject) what arrives between an abort and its resume;
+    without it the paused engine queues it. `admission_s`: from passing the gate to being in the engine.
+    """
+
+    dialect: Dialect = "vllm"
+    submission_gate: bool = True
+    token_time_s: Seconds = 0.01
+    prefill_s: Seconds = 0.0
+    admission_s: Seconds = 0.0
+
+
+class Router(_Data):
+    """Settings of the balancer. `tie_break` steers the built-in one only; a SUT's own breaks ties its own way."""
+
+    tie_break: Literal["first", "random"] = "random"
+    sticky: bool = True
+
+
+class Limit(_Data):
+    """An explicit limit in the caller's sampling params, and under which key(s) it is spelled."""
+
+    spelling: Literal["max_tokens", "max_new_tokens", "both"]
+    tokens: Tokens
+
+
+class Turn(_Data):
+    """One call of generate: the model's `response_tokens`-th token ends it (null: never), then a tool answers."""
+
+    response_tokens: PositiveTokens | None = None
+    tool_tokens: Tokens = 0
+    tool_time_s: Seconds = 0.0
+
+
+class Session(_Data):
+    """The turns of one request_id. `shares_params_with`: the session whose sampling-params object this one reuses."""
+
+    prompt_tokens: PositiveTokens
+    turns: Annotated[tuple[Turn, ...], Meta(min_length=1)] = (Turn(),)
+    arrival_s: Seconds = 0.0
+    limit: Limit | None = None
+    shares_params_with: Index | None = None
+
+
+class AtTime(_Data, tag_field="on", tag="time"):
+    """At a point of virtual time."""
+
+    time_s: Seconds
+
+
+class AfterTokens(_Data, tag_field="on", tag="tokens"):
+    """Once `session` has decoded `tokens` in all, over all of its requests. Can be replayed on a real engine."""
+
+    session: Index
+    tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+
+
+class AfterSent(_Data, tag_field="on", tag="sent"):
+    """Once `session` has sent its request number `requests` (from 1) to a server. Can be replayed on a real engine."""
+
+    session: Index
+    requests: Annotated[int, Meta(ge=1, le=100_000)]
+
+
+When: TypeAlias = AtTime | AfterTokens | AfterSent
+
+
+class WeightUpdate(_Data, tag_field="fault", tag="weight_update"):
+    """Every replica aborts all requests, takes the next weight version after `pause_s`, and resumes.
+
+    `leaving`: replicas that leave the balancer first and reject what still arrives, then are added again and the
+    sticky cache is cleared (the hybrid replicas of verl's separate-async trainer). Empty: its colocated trainer.
+    """
+
+    at: When
+    pause_s: Seconds = 1.0
+    leaving: tuple[Index, ...] = ()
+
+
+class AbortAll(_Data, tag_field="fault", tag="abort_all"):
+    """One replica aborts all of its requests and resumes after `pause_s`, on the same weights."""
+
+    at: When
+    replica: Index
+    pause_s: Seconds = 0.0
+
+
+class AbortRequest(_Data, tag_field="fault", tag="abort_request"):
+    """The live request of `session`, if any, is aborted by its id."""
+
+    at: When
+    session: Index
+
+
+class CancelClient(_Data, tag_field="fault", tag="cancel_client"):
+    """The task that runs `session` is cancelled."""
+
+    at: When
+    session: Index
+
+
+class RemoveReplica(_Data, tag_field="fault", tag="remove_replica"):
+    """A replica leaves the balancer; its requests go on."""
+
+    at: When
+    replica: Index
+
+
+class AddReplica(_Data, tag_field="fault", tag="add_replica"):
+    """A replica is added to the balancer, whether or not it is there already."""
+
+    at: When
+    replica: Index
+
+
+class ClearSticky(_Data, tag_field="fault", tag="clear_sticky"):
+    """The balancer forgets which session went where."""
+
+    at: When
+
+
+class DelayReleases(_Data, tag_field="fault", tag="delay_releases"):
+    """From `at` on, for `duration_s`, every release reaches the balancer `delay_s` late."""
+
+    at: When
+    delay_s: Seconds
+    duration_s: Seconds = MAX_TIME_S
+
+
+Fault: TypeAlias = (
+    WeightUpdate | AbortAll | AbortRequest | CancelClient | RemoveReplica | AddReplica | ClearSticky | DelayReleases
+)
+
+
+class Transport(_Data):
+    """How calls travel. `copies`: as Ray does, arguments are copied; `shared`: objects are passed as they are."""
+
+    objects: Literal["copies", "shared"] = "copies"
+    server_delay_s: Seconds = 0.0
+    balancer_delay_s: Seconds = 0.0
+
+
+class Schedule(_Data):
+    """Which ready callback runs next: FIFO, a seeded random pick, or FIFO but for explicit (step, pick) deviations."""
+
+    policy: Literal["fifo", "random", "explicit"] = "fifo"
+    seed: Seed = 0
+    deviations: tuple[tuple[Index, Index], ...] = ()
+
+
+class Case(_Data):
+    """One world, whole. See the module's docstring; fields left out of the JSON take the defaults shown here."""
+
+    budget: Budget
+    sessions: Annotated[tuple[Session, ...], Meta(min_length=1)]
+    faults: tuple[Fault, ...] = ()
+    replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] = 1
+    server: ServerSettings = ServerSettings()
+    router: Router = Router()
+    transport: Transport = Transport()
+    partial_rollout: bool = True
+    seed: Seed = 0
+    schedule: Schedule = Schedule()
+    format: Literal[1] = FORMAT
+
+    def __post_init__(self) -> None:
+        context_tokens = self.budget.context_tokens
+        if context_tokens > self.budget.max_position_embeddings:
+            raise CaseError(
+                f"budget.max_model_len is {context_tokens}: it may not exceed "
+                f"budget.max_position_embeddings ({self.budget.max_position_embeddings})"
+            )
+        for i, session in enumerate(self.sessions):
+            if session.prompt_tokens > context_tokens:
+                raise CaseError(
+                    f"sessions[{i}].prompt_tokens is {session.prompt_tokens}: longer than the context "
+                    f"({context_tokens} tokens, budget.max_model_len)"
+                )
+            _check_shared_params(i, session, self.sessions)
+        for i, fault in enumerate(self.faults):
+            self._check_fault(f"faults[{i}]", fault)
+        if self.schedule.deviations and self.schedule.policy != "explicit":
+            raise CaseError(f"schedule.deviations need schedule.policy explicit, not {self.schedule.policy}")
+
+    def _check_fault(self, where: str, fault: Fault) -> None:
+        named = [(f"{where}.session", getattr(fault, "session", None), len(self.sessions), "session")]
+        named.append((f"{where}.replica", getattr(fault, "replica", None), self.replicas, "replica"))
+        if not isinstance(fault.at, AtTime):
+            named.append((f"{where}.at.session", fault.at.session, len(self.sessions), "session"))
+        if isinstance(fault, WeightUpdate):
+            named.extend((f"{where}.leaving", replica, self.replicas, "replica") for replica in fault.leaving)
+            if len(set(fault.leaving)) >= self.replicas:
+                raise CaseError(f"{where}.leaving names all {self.replicas} replicas: at least one must stay")
+        for path, index, count, what in named:
+            if index is not None and index >= count:
+                raise CaseError(f"{path} is {index}: there is no such {what}, allowed are 0 to {count - 1}")
+
+
+def _check_shared_params(i: int, session: Session, sessions: tuple[Session, ...]) -> None:
+    lender = session.shares_params_with
+    if lender is None:
+        return
+    if lender >= i:
+        raise CaseError(f"sessions[{i}].shares_params_with is {lender}: it must name an earlier session (below {i})")
+    if session.limit is not None:
+        raise CaseError(f"sessions[{i}] has both limit and shares_params_with: the limit is in the shared params")
+    if sessions[lender].shares_params_with is not None:
+        raise CaseError(f"sessions[{i}].shares_params_with is {lender}, which itself shares another session's params")
+
+
+def params_owner(case: Case, session: int) -> int:
+    """The session whose sampling-params object `session` uses."""
+    lender = case.sessions[session].shares_params_with
+    return session if lender is None else lender
+
+
+def explicit_limit(case: Case, session: int) -> Limit | None:
+    """The limit in the sampling params that `session` uses."""
+    return case.sessions[params_owner(case, session)].limit
+
+
+_decoder = msgspec.json.Decoder(Case)
+
+
+def loads(text: str | bytes, source: str = "the case") -> Case:
+    """A Case from JSON. Raises `CaseError` naming `source`, the path inside it and what was expected."""
+    try:
+        return _decoder.decode(text)
+    except CaseError as error:
+        raise CaseError(f"{source}: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CaseError(f"{source}: {error}") from None
+
+
+def dumps(case: Case, *, indent: int = 2) -> str:
+    """Readable JSON; values at their defaults are left out, but for the format number."""
+    return msgspec.json.format(msgspec.json.encode(to_builtins(case)), indent=indent).decode()
+
+
+def to_builtins(case: Case) -> dict[str, Any]:
+    """The Case as plain dicts and lists, in the layout of the JSON."""
+    return {"format": case.format, **msgspec.to_builtins(case)}
+
+
+def from_builtins(data: Any, source: str = "the case") -> Case:
+    """A Case from plain dicts and lists; errors as in `loads`."""
+    try:
+        return msgspec.convert(data, Case)
+    except (msgspec.ValidationError, CaseError) as error:
+        raise CaseError(f"{source}: {error}") from None
+

@@ -1,0 +1,127 @@
+"""What a server asks of an engine in virtual time, and the simplest engine that answers: a constant token time.
+
+All times are integer nanoseconds of virtual time. An engine never looks at a clock: its server asks when the next
+thing will happen if nothing interferes, and tells it how late it is.
+"""
+
+import heapq
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+
+class Burst(NamedTuple):
+    """Tokens that a request has decoded since the last burst, and how it finished, if it did."""
+
+    request: int
+    tokens: int
+    finish: Literal["stop", "length"] | None
+
+
+class DecodeEngine(Protocol):
+    """The engine behind a server."""
+
+    def add(self, now_ns: int, request: int, prompt_tokens: int, max_tokens: int, stop_after: int | None) -> None:
+        """Takes a request that ends after `max_tokens` (length), or `stop_after` (stop) if that is not later."""
+
+    def watch(self, request: int, tokens: int) -> None:
+        """Makes the moment when `request` has decoded `tokens` one at which `next_ns` stops."""
+
+    def abort(self, request: int) -> None:
+        """Forgets a request; what it decoded until the last `advance` stays decoded."""
+
+    def pause(self, now_ns: int) -> None:
+        """Stops decoding; what is added waits."""
+
+    def resume(self, now_ns: int) -> None:
+        """Goes on."""
+
+    def next_ns(self) -> int | None:
+        """When the next finish or watched moment is due; None when nothing will happen."""
+
+    def advance(self, now_ns: int) -> list[Burst]:
+        """Everything decoded up to and including `now_ns`."""
+
+    def live(self) -> list[int]:
+        """The requests it holds, in the order in which they were added."""
+
+
+@dataclass(slots=True)
+class _Live:
+    request: int
+    end_tokens: int
+    finish: Literal["stop", "length"]
+    start_ns: int
+    """When it would have decoded its zeroth token; None while it waits for a resume."""
+    waiting: bool
+    decoded_tokens: int = 0
+
+
+class ConstantRate:
+    """Every request decodes a token each `token_ns` after `prefill_ns`, however many there are."""
+
+    def __init__(self, token_ns: int, prefill_ns: int) -> None:
+        self._token_ns = token_ns
+        self._prefill_ns = prefill_ns
+        self._live: dict[int, _Live] = {}
+        self._due: list[tuple[int, int]] = []
+        self._paused = False
+
+    def add(self, now_ns: int, request: int, prompt_tokens: int, max_tokens: int, stop_after: int | None) -> None:
+        assert request not in self._live, f"request {request} is already in the engine"
+        del prompt_tokens
+        stops = stop_after is not None and stop_after <= max_tokens
+        end_tokens = stop_after if stops and stop_after is not None else max_tokens
+        live = _Live(request, end_tokens, "stop" if stops else "length", now_ns + self._prefill_ns, self._paused)
+        self._live[request] = live
+        if not live.waiting:
+            self._expect(live, end_tokens)
+
+    def _expect(self, live: _Live, tokens: int) -> None:
+        heapq.heappush(self._due, (live.start_ns + tokens * self._token_ns, live.request))
+
+    def watch(self, request: int, tokens: int) -> None:
+        live = self._live.get(request)
+        if live is not None and live.decoded_tokens < tokens < live.end_tokens and not live.waiting:
+            self._expect(live, tokens)
+
+    def abort(self, request: int) -> None:
+        self._live.pop(request, None)
+
+    def pause(self, now_ns: int) -> None:
+        assert not self._live, "a pause comes after the abort of all requests"
+        del now_ns
+        self._paused = True
+
+    def resume(self, now_ns: int) -> None:
+        self._paused = False
+        for live in self._live.values():
+            if live.waiting:
+                live.waiting = False
+                live.start_ns = now_ns + self._prefill_ns
+                self._expect(live, live.end_tokens)
+
+    def next_ns(self) -> int | None:
+        while self._due and self._due[0][1] not in self._live:
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    def advance(self, now_ns: int) -> list[Burst]:
+        while self._due and self._due[0][0] <= now_ns:
+            heapq.heappop(self._due)
+        bursts = []
+        for live in list(self._live.values()):
+            if live.waiting or now_ns < live.start_ns:
+                continue
+            decoded = live.end_tokens
+            if self._token_ns:
+                decoded = min(decoded, (now_ns - live.start_ns) // self._token_ns)
+            done = decoded == live.end_tokens
+            if decoded > live.decoded_tokens or done:
+                bursts.append(Burst(live.request, decoded - live.decoded_tokens, live.finish if done else None))
+                live.decoded_tokens = decoded
+            if done:
+                del self._live[live.request]
+        return bursts
+
+    def live(self) -> list[int]:
+        return list(self._live)

@@ -1,0 +1,28 @@
+"""What an invariant is: a number kept for ever, one sentence, and a check of a trace."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from sim.case import Case
+from sim.trace import Trace
+
+Kind = Literal["budget", "lifecycle", "routing", "liveness", "harness"]
+
+
+class Violation(NamedTuple):
+    """An invariant that a trace breaks: where, and the figures that show it."""
+
+    invariant: str
+    message: str
+    session: int | None = None
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """`check` returns the violations of one trace, at most a few: the first ones tell."""
+
+    number: str
+    kind: Kind
+    statement: str
+    check: Callable[[Case, Trace], list[Violation]]

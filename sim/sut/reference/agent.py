@@ -1,0 +1,53 @@
+"""The agent loop: a session's turns, with a tool's answer between them.
+
+As verl's ToolAgentLoop does: response_length bounds model and tool tokens together, is checked after each of them,
+and what goes beyond is sliced away at the end. A session of one turn is its SingleTurnAgentLoop.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from sim.case import Turn
+from sim.sut.interface import Client
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """Response tokens of a session, model and tool: before and after the slice."""
+
+    response_tokens: int = 0
+    kept_tokens: int = 0
+
+
+async def run_turns(
+    client: Client,
+    prompt_ids: list[int],
+    turns: tuple[Turn, ...],
+    sampling_params: dict[str, Any],
+    response_length: int,
+    trajectory: Trajectory,
+) -> None:
+    """Runs the turns and keeps `trajectory` up to date, so that a cancelled session leaves what it had."""
+    request_id = uuid4().hex
+    origin = prompt_ids[0]
+    for number, turn in enumerate(turns):
+        output = await client.generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
+        prompt_ids = prompt_ids + list(output.token_ids)
+        _account(trajectory, len(output.token_ids), response_length)
+        last = number == len(turns) - 1
+        if last or trajectory.response_tokens >= response_length:
+            break
+        if turn.tool_time_s:
+            await asyncio.sleep(turn.tool_time_s)
+        if trajectory.response_tokens + turn.tool_tokens >= response_length:
+            break
+        position = len(prompt_ids)
+        prompt_ids = prompt_ids + list(range(origin + position, origin + position + turn.tool_tokens))
+        _account(trajectory, turn.tool_tokens, response_length)
+
+
+def _account(trajectory: Trajectory, tokens: int, response_length: int) -> None:
+    trajectory.response_tokens += tokens
+    trajectory.kept_tokens = min(trajectory.response_tokens, response_length)

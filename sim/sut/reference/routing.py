@@ -1,0 +1,77 @@
+"""A balancer: least requests in flight, sticky sessions, replicas that come and go."""
+
+import random
+from typing import Any
+
+
+class LeastLoadedBalancer:
+    """verl's balancer protocol (0.9.1), with an epoch for each time a replica joins.
+
+    A release that belongs to an earlier epoch of its replica is not counted against the present one; adding a
+    replica that is there already changes nothing.
+    """
+
+    def __init__(self, servers: dict[str, Any], tie_break: str = "random", sticky: bool = True) -> None:
+        self._servers = dict(servers)
+        self._in_flight: dict[str, dict[str, int]] = {name: {} for name in servers}
+        self._earlier: dict[str, dict[str, int]] = {}
+        self._session_server: dict[str, str] = {}
+        self._first_of_equals = tie_break == "first"
+        self._sticky = sticky
+
+    def acquire_server(self, request_id: str) -> tuple[str, Any]:
+        """The replica for this session and its handle. Raises RuntimeError when there is none."""
+        name = self._session_server.get(request_id)
+        if name is None or name not in self._servers or not self._sticky:
+            name = self.choose()
+            self._session_server[request_id] = name
+        sessions = self._in_flight[name]
+        sessions[request_id] = sessions.get(request_id, 0) + 1
+        return name, self._servers[name]
+
+    def choose(self) -> str:
+        """A replica with the fewest requests in flight."""
+        if not self._servers:
+            raise RuntimeError("No available servers in load balancer")
+        loads = {name: sum(self._in_flight[name].values()) for name in self._servers}
+        least = min(loads.values())
+        equals = [name for name, load in loads.items() if load == least]
+        return equals[0] if self._first_of_equals else random.choice(equals)
+
+    def require_acquire_fields(self) -> list[str]:
+        return []
+
+    def require_release_fields(self) -> list[str]:
+        return ["request_id"]
+
+    def release_server(self, server_id: str, request_id: str = "") -> None:
+        """One request of this session has ended; the oldest epoch that still counts it lets it go."""
+        for epoch in (self._earlier.get(server_id), self._in_flight.get(server_id)):
+            if epoch and epoch.get(request_id, 0) > 0:
+                epoch[request_id] -= 1
+                return
+
+    def add_servers(self, servers: dict[str, Any]) -> None:
+        for name, handle in servers.items():
+            self._servers[name] = handle
+            self._in_flight.setdefault(name, {})
+
+    def remove_servers(self, server_ids: list[str]) -> None:
+        for name in server_ids:
+            self._servers.pop(name, None)
+            earlier = self._earlier.setdefault(name, {})
+            for request_id, count in self._in_flight.pop(name, {}).items():
+                earlier[request_id] = earlier.get(request_id, 0) + count
+
+    def clear_sticky_cache(self) -> dict[str, Any]:
+        """The next request of every session chooses anew."""
+        cleared = len(self._session_server)
+        self._session_server.clear()
+        return {"cleared_entries": cleared, "server_loads": self.get_status()["servers"]}
+
+    def get_status(self) -> dict[str, Any]:
+        loads = {name: sum(self._in_flight[name].values()) for name in self._servers}
+        return {"servers": loads, "total_inflight": sum(loads.values()), "active_servers": len(loads)}
+
+    def get_total_inflight(self) -> int:
+        return sum(sum(sessions.values()) for sessions in self._in_flight.values())

@@ -1,0 +1,70 @@
+"""Adapter to the installed verl package: its own client and load balancer, unmodified, with no Ray cluster.
+
+Classes are found by name and shape, not by version number, so that a fork works. Known homes: the client in
+`verl.workers.rollout.llm_server` (0.9.0, 0.9.1) or `verl.experimental.fully_async_policy.fully_async_rollouter`
+(0.8.0), the balancer in `verl.workers.rollout.router` (0.9.1) or `…llm_server` (0.8.0, a Ray actor class; 0.9.0).
+"""
+
+import importlib
+import importlib.metadata
+import inspect
+from typing import Any
+
+from sim.sut.interface import Client, Context, Sut
+from sim.sut.registry import SutError
+
+_CLIENTS = {"verl": "FullyAsyncLLMServerClient", "verl:plain": "LLMServerClient"}
+_BALANCER = "GlobalRequestLoadBalancer"
+_HOMES = (
+    "verl.workers.rollout.llm_server",
+    "verl.workers.rollout.router",
+    "verl.experimental.fully_async_policy.fully_async_rollouter",
+)
+_BALANCER_METHODS = ("acquire_server", "release_server", "add_servers", "remove_servers", "get_status")
+
+
+def load(name: str) -> Sut:
+    """The installed verl as a SUT: `verl` with the client that resumes, `verl:plain` with the one that does not.
+
+    Raises `SutError` that names the missing package, class or method.
+    """
+    try:
+        package = importlib.import_module("verl")
+    except ImportError as error:
+        raise SutError(f"SUT {name!r} needs the package verl (pip install 'rollcage[verl]'): {error}") from error
+    client = _find(name, _CLIENTS[name])
+    generate = getattr(client, "generate", None)
+    parameters = inspect.signature(generate).parameters if generate is not None else {}
+    for parameter in ("request_id", "prompt_ids", "sampling_params"):
+        if parameter not in parameters:
+            raise SutError(f"SUT {name!r} cannot be driven: {_CLIENTS[name]}.generate has no parameter {parameter!r}")
+    balancer = _find(name, _BALANCER)
+    plain_balancer = getattr(getattr(balancer, "__ray_metadata__", None), "modified_class", balancer)
+    for method in _BALANCER_METHODS:
+        if not callable(getattr(plain_balancer, method, None)):
+            raise SutError(f"SUT {name!r} cannot be driven: {_BALANCER} has no method {method!r}")
+
+    def make(context: Context) -> Client:
+        made: Client = client(config=context.config, load_balancer_handle=context.make_balancer(balancer))
+        return made
+
+    return Sut(name, f"{name}=={_version(package)}", make)
+
+
+def _find(name: str, wanted: str) -> Any:
+    failures = []
+    for home in _HOMES:
+        try:
+            found = getattr(importlib.import_module(home), wanted, None)
+        except ImportError as error:
+            failures.append(f"{home}: {error}")
+            continue
+        if found is not None:
+            return found
+        failures.append(f"{home}: not there")
+    raise SutError(f"SUT {name!r} cannot be driven: no {wanted} in verl ({'; '.join(failures)})")
+
+
+def _version(package: Any) -> str:
+    version = getattr(package, "__version__", None)
+    return version if isinstance(version, str) else importlib.metadata.version("verl")

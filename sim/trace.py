@@ -1,0 +1,375 @@
+"""The event log of a run, its digest, and the token ledger derived from it.
+
+The trace is what really happened, written by the world's own servers, transport and balancer wrapper. Invariants
+read it and never what a system under test says of itself. Times are integer nanoseconds of virtual time; a
+*request* is numbered in the order in which requests were sent.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from sim.case import Case
+
+Ids = tuple[tuple[int, int], ...]
+"""Token ids as runs of consecutive ids: (first id, count)."""
+
+
+class _Event(msgspec.Struct, frozen=True, tag=True, gc=False):
+    t_ns: int
+
+
+class TurnStarted(_Event, frozen=True, tag="turn_started"):
+    """A call of the client's generate begins."""
+
+    session: int
+    turn: int
+    prompt_tokens: int
+
+
+class Acquired(_Event, frozen=True, tag="acquired"):
+    """The balancer's choice reached the client."""
+
+    session: int
+    turn: int
+    replica: int
+
+
+class Sent(_Event, frozen=True, tag="sent"):
+    """A client sent a request to a server. `limits`: the limits in its sampling params, by spelling."""
+
+    request: int
+    session: int
+    turn: int
+    attempt: int
+    replica: int
+    prompt_tokens: int
+    limits: dict[str, Any]
+
+
+class Granted(_Event, frozen=True, tag="granted"):
+    """The server settled on a max_tokens; fields as in `sim.budget.Grant`."""
+
+    request: int
+    tokens: int
+    rule: str
+    wanted_tokens: int
+    room_tokens: int
+
+
+class Parked(_Event, frozen=True, tag="parked"):
+    """The request waits at a closed submission gate."""
+
+    request: int
+
+
+class Admitted(_Event, frozen=True, tag="admitted"):
+    """The request is in the engine."""
+
+    request: int
+
+
+class Decoded(_Event, frozen=True, tag="decoded"):
+    """A run of tokens was decoded: `tokens` of them, the first at absolute position `position`."""
+
+    request: int
+    position: int
+    tokens: int
+    version: int
+
+
+Outcome = Literal["stop", "length", "abort", "refused", "error"]
+
+
+class Ended(_Event, frozen=True, tag="ended"):
+    """The server is done with the request. `refused`: turned away at the gate; `error`: the call raised."""
+
+    request: int
+    outcome: Outcome
+    tokens: int
+    error: str | None = None
+
+
+class Delivered(_Event, frozen=True, tag="delivered"):
+    """The server's answer reached its caller, with this many tokens."""
+
+    request: int
+    tokens: int
+
+
+class Discarded(_Event, frozen=True, tag="discarded"):
+    """The server's answer found no caller (it was cancelled)."""
+
+    request: int
+    tokens: int
+
+
+class Message(_Event, frozen=True, tag="message"):
+    """The balancer has handled a message about `replicas`.
+
+    `loads`: its own count for each replica afterwards (None: not registered), None where it shows none;
+    `total`: its get_total_inflight. `in_flight`: messages on their way to it.
+    """
+
+    kind: str
+    session: int | None
+    turn: int | None
+    replicas: tuple[int, ...]
+    loads: tuple[int | None, ...] | None
+    total: int | None
+    in_flight: int
+    error: str | None = None
+
+
+class Paused(_Event, frozen=True, tag="paused"):
+    """A replica closed its gate and ended its requests: their count as it reports it."""
+
+    replica: int
+    aborted: int
+
+
+class Resumed(_Event, frozen=True, tag="resumed"):
+    replica: int
+
+
+class VersionChanged(_Event, frozen=True, tag="version_changed"):
+    replica: int
+    version: int
+
+
+class Cancelled(_Event, frozen=True, tag="cancelled"):
+    """The task that runs a session was cancelled."""
+
+    session: int
+
+
+class FaultFired(_Event, frozen=True, tag="fault_fired"):
+    """A fault acted; `note` says so where it found nothing to act on."""
+
+    fault: int
+    kind: str
+    note: str = ""
+
+
+class Logged(_Event, frozen=True, tag="logged"):
+    """A warning (or worse) from the system under test."""
+
+    logger: str
+    text: str
+
+
+class TurnEnded(_Event, frozen=True, tag="turn_ended"):
+    """The client's generate returned, raised or was cancelled.
+
+    `ids`: the tokens that it returned. `params_changed`: how the caller's sampling params differ from before the call.
+    """
+
+    session: int
+    turn: int
+    outcome: Literal["ok", "cancelled", "error"]
+    ids: Ids
+    stop_reason: str | None
+    min_version: int | None
+    max_version: int | None
+    params_changed: str | None
+    error: str | None = None
+
+
+class SessionEnded(_Event, frozen=True, tag="session_ended"):
+    """An agent loop is done. `response_tokens`: model and tool tokens before its slice; `kept_tokens`: after it."""
+
+    session: int
+    outcome: Literal["ok", "cancelled", "error"]
+    response_tokens: int
+    kept_tokens: int
+    error: str | None = None
+
+
+class WorldEnded(_Event, frozen=True, tag="world_ended"):
+    """`done`: everything ended; `deadlock`: nothing could go on; `horizon`: the bound of virtual time; `livelock`."""
+
+    reason: Literal["done", "deadlock", "horizon", "livelock"]
+    waiting: tuple[tuple[str, str], ...] = ()
+
+
+Event = (
+    TurnStarted
+    | Acquired
+    | Sent
+    | Granted
+    | Parked
+    | Admitted
+    | Decoded
+    | Ended
+    | Delivered
+    | Discarded
+    | Message
+    | Paused
+    | Resumed
+    | VersionChanged
+    | Cancelled
+    | FaultFired
+    | Logged
+    | TurnEnded
+    | SessionEnded
+    | WorldEnded
+)
+
+
+class Run(NamedTuple):
+    """Tokens decoded in a row on one weight version, the first at absolute position `position`."""
+
+    position: int
+    tokens: int
+    version: int
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One request, gathered from its events. Lengths in tokens; None where it did not come so far."""
+
+    sent: Sent
+    grant: Granted | None = None
+    runs: list[Run] = field(default_factory=list)
+    decoded_tokens: int = 0
+    ended: list[Ended] = field(default_factory=list)
+    delivered: Delivered | None = None
+    discarded: Discarded | None = None
+
+
+@dataclass(slots=True)
+class TurnRecord:
+    """One call of generate and the attempts that it made, in the order sent."""
+
+    started: TurnStarted
+    attempts: list[Attempt] = field(default_factory=list)
+    ended: TurnEnded | None = None
+
+    @property
+    def decoded_tokens(self) -> int:
+        return sum(attempt.decoded_tokens for attempt in self.attempts)
+
+
+@dataclass(slots=True)
+class SessionRecord:
+    """The turns of a session, and how it ended."""
+
+    turns: list[TurnRecord] = field(default_factory=list)
+    cancelled: Cancelled | None = None
+    ended: SessionEnded | None = None
+
+
+class Ledger:
+    """Who decoded what: sessions → turns → attempts, from the events alone."""
+
+    def __init__(self, sessions: int, events: list[Event]) -> None:
+        self.sessions = [SessionRecord() for _ in range(sessions)]
+        self.attempts: list[Attempt] = []
+        turns: dict[tuple[int, int], TurnRecord] = {}
+        for event in events:
+            match event:
+                case Decoded():
+                    attempt = self.attempts[event.request]
+                    attempt.runs.append(Run(event.position, event.tokens, event.version))
+                    attempt.decoded_tokens += event.tokens
+                case Sent():
+                    assert event.request == len(self.attempts), "requests are numbered in the order sent"
+                    attempt = Attempt(event)
+                    self.attempts.append(attempt)
+                    turns[event.session, event.turn].attempts.append(attempt)
+                case Granted():
+                    self.attempts[event.request].grant = event
+                case Ended():
+                    self.attempts[event.request].ended.append(event)
+                case Delivered():
+                    self.attempts[event.request].delivered = event
+                case Discarded():
+                    self.attempts[event.request].discarded = event
+                case TurnStarted():
+                    turn = turns[event.session, event.turn] = TurnRecord(event)
+                    self.sessions[event.session].turns.append(turn)
+                case TurnEnded():
+                    turns[event.session, event.turn].ended = event
+                case Cancelled():
+                    self.sessions[event.session].cancelled = event
+                case SessionEnded():
+                    self.sessions[event.session].ended = event
+
+    def turn_outcome(self, session: int, turn: int) -> str | None:
+        """How a turn ended; None while it has not."""
+        turns = self.sessions[session].turns
+        ended = turns[turn].ended if turn < len(turns) else None
+        return None if ended is None else ended.outcome
+
+    def turns(self) -> Iterator[tuple[int, TurnRecord]]:
+        """All turns with their session's index."""
+        for index, session in enumerate(self.sessions):
+            for turn in session.turns:
+                yield index, turn
+
+
+Derived = TypeVar("Derived")
+
+
+class Trace:
+    """The events of one run in the order in which they happened."""
+
+    def __init__(self, sessions: int) -> None:
+        self.events: list[Event] = []
+        self._open = self.events
+        self._sessions = sessions
+        self._derived: dict[Any, Any] = {}
+
+    def add(self, event: Event) -> None:
+        """Takes an event, unless the trace is sealed."""
+        self._open.append(event)
+
+    def seal(self, end: WorldEnded) -> None:
+        """The last event. What tasks still do while the world is torn down is not part of the run."""
+        self._open.append(end)
+        self._open = []
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger, built once, when the run is over."""
+        return Ledger(self._sessions, self.events)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything in the run came to its end."""
+        end = self.events[-1]
+        return isinstance(end, WorldEnded) and end.reason == "done"
+
+    def derived(self, make: "Callable[[Trace, Case], Derived]", case: Case) -> Derived:
+        """What `make` derives from the finished trace, made once."""
+        if make not in self._derived:
+            self._derived[make] = make(self, case)
+        result: Derived = self._derived[make]
+        return result
+
+    def digest(self) -> str:
+        """A hash of every event: equal for equal runs, in any process."""
+        return hashlib.blake2b(msgspec.msgpack.encode(self.events), digest_size=16).hexdigest()
+
+
+def ids_as_runs(ids: list[int]) -> Ids:
+    """Token ids as runs of consecutive ids."""
+    runs: list[tuple[int, int]] = []
+    start = 0
+    count = len(ids)
+    while start < count:
+        first = ids[start]
+        # A response is nearly always one run: try the whole rest before looking token by token.
+        if ids[-1] - first == count - 1 - start and ids[start:] == list(range(first, first + count - start)):
+            runs.append((first, count - start))
+            break
+        end = start + 1
+        while end < count and ids[end] == first + end - start:
+            end += 1
+        runs.append((first, end - start))
+        start = end
+    return tuple(runs)

@@ -1,0 +1,336 @@
+"""How a call reaches a server or the balancer: Ray-like handles, copies or shared objects, delays.
+
+`handle.method.remote(...)` returns a plain future that is fed by the callee's own task: cancelling the caller does
+not cancel the call, as with a Ray actor. Arguments are copied as a serialising transport does, or shared as they are.
+"""
+
+import asyncio
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sim.case import Transport
+from sim.clock import VirtualLoop, to_ns
+from sim.server import FakeRolloutServer, TokenOutput
+from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace
+
+LIMIT_KEYS = ("max_tokens", "max_new_tokens")
+
+
+@dataclass(slots=True)
+class TurnInProgress:
+    """The call of generate on whose behalf code runs; carried by a context variable through any task it starts."""
+
+    session: int
+    turn: int
+    attempts: int = 0
+
+
+current_turn: ContextVar[TurnInProgress | None] = ContextVar("current_turn", default=None)
+
+
+class SentListener(Protocol):
+    """Who wants to know that a session has sent a request (the faults' triggers)."""
+
+    def sent(self, session: int) -> None: ...
+
+
+def copied(message: Any) -> Any:
+    """A deep copy of plain data; what is not plain data falls to `copy.deepcopy`."""
+    kind = type(message)
+    if kind is dict:
+        return {key: copied(value) for key, value in message.items()}
+    if kind is list:
+        if not message or type(message[0]) is int:
+            # Prompts: long, and their ids are immutable.
+            return message[:]
+        return [copied(item) for item in message]
+    if kind in (int, str, float, bool, type(None), bytes, ServerHandle, BalancerHandle):
+        return message
+    if kind is tuple:
+        return tuple(copied(item) for item in message)
+    if kind is TokenOutput:
+        return TokenOutput(
+            message.token_ids[:],
+            None if message.log_probs is None else message.log_probs[:],
+            message.stop_reason,
+            message.routed_experts,
+            message.num_preempted,
+            dict(message.extra_fields),
+        )
+    return copy.deepcopy(message)
+
+
+def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> bool:
+    """Feeds a caller's future; False where the caller is gone."""
+    if future.done():
+        return False
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+    return True
+
+
+class _RemoteMethod:
+    __slots__ = ("_call", "_name")
+
+    def __init__(self, call: Callable[[str, tuple[Any, ...], dict[str, Any]], "asyncio.Future[Any]"], name: str):
+        self._call = call
+        self._name = name
+
+    def remote(self, *args: Any, **kwargs: Any) -> "asyncio.Future[Any]":
+        """Sends the call; the future brings what it returns or raises."""
+        return self._call(self._name, args, kwargs)
+
+
+class _Handle(ABC):
+    """Attribute access gives remote methods, as a Ray actor handle does."""
+
+    def __getattr__(self, name: str) -> _RemoteMethod:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        method = _RemoteMethod(self._call, name)
+        self.__dict__[name] = method
+        return method
+
+    @abstractmethod
+    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "asyncio.Future[Any]": ...
+
+
+class ServerHandle(_Handle):
+    """What a client or trainer holds of a server."""
+
+    def __init__(self, wire: "Wire", server: FakeRolloutServer) -> None:
+        self._wire = wire
+        self._server = server
+
+    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "asyncio.Future[Any]":
+        if name == "generate":
+            return self._wire.send_request(self._server, args, kwargs)
+        return self._wire.send_control(getattr(self._server, name), args, kwargs)
+
+
+class BalancerHandle(_Handle):
+    """What a client or trainer holds of the balancer; every message is in the trace."""
+
+    def __init__(self, wire: "Wire", balancer: Any, replica_names: list[str]) -> None:
+        self._wire = wire
+        self._balancer = balancer
+        self._replica_of = {name: index for index, name in enumerate(replica_names)}
+        self._in_flight = 0
+
+    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "asyncio.Future[Any]":
+        return self._wire.send_message(self, name, args, kwargs)
+
+    @property
+    def messages_in_flight(self) -> int:
+        """Messages that have not reached the balancer yet."""
+        return self._in_flight
+
+    def shown_loads(self) -> tuple[tuple[int | None, ...] | None, int | None]:
+        """The balancer's own in-flight count for each replica, and in total, where it shows them."""
+        return _shown_loads(self._balancer, self._replica_of)
+
+    def offers(self, method: str) -> bool:
+        """Whether this balancer has such a method (older ones lack clear_sticky_cache)."""
+        return callable(getattr(self._balancer, method, None))
+
+
+class Wire:
+    """All calls of one world go through it."""
+
+    def __init__(self, settings: Transport, loop: VirtualLoop, trace: Trace, listener: SentListener) -> None:
+        self._copies = settings.objects == "copies"
+        self._server_delay_ns = to_ns(settings.server_delay_s)
+        self._balancer_delay_ns = to_ns(settings.balancer_delay_s)
+        self._loop = loop
+        self._trace = trace
+        self._listener = listener
+        self._requests = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.release_delay_ns = 0
+        """How late releases reach the balancer at the moment, on top of its delay."""
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @property
+    def calls_under_way(self) -> int:
+        """Calls to servers that have not come to their end."""
+        return len(self._tasks)
+
+    # Requests
+
+    def send_request(
+        self, server: FakeRolloutServer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "asyncio.Future[TokenOutput]":
+        """A generate call: numbered, attributed to the turn in whose context it is made, and delivered."""
+        turn = current_turn.get()
+        if turn is None:
+            raise RuntimeError("a request was sent outside of any turn: no session to account it to")
+        prompt_ids = kwargs.get("prompt_ids", args[0] if args else ())
+        params = kwargs.get("sampling_params", args[1] if len(args) > 1 else {})
+        limits = {key: params[key] for key in LIMIT_KEYS if key in params}
+        request = self._requests
+        self._requests += 1
+        self._trace.add(
+            Sent(
+                self._loop.now_ns,
+                request,
+                turn.session,
+                turn.turn,
+                turn.attempts,
+                server.replica,
+                len(prompt_ids),
+                limits,
+            )
+        )
+        turn.attempts += 1
+        if self._copies:
+            args, kwargs = copied(args), copied(kwargs)
+        future: asyncio.Future[TokenOutput] = self._loop.create_future()
+        self._spawn(self._carry_request(server, request, args, kwargs, future))
+        self._listener.sent(turn.session)
+        return future
+
+    async def _carry_request(
+        self,
+        server: FakeRolloutServer,
+        request: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        future: "asyncio.Future[TokenOutput]",
+    ) -> None:
+        if self._server_delay_ns:
+            await asyncio.sleep(self._server_delay_ns / 1e9)
+        output: TokenOutput | None = None
+        error: Exception | None = None
+        try:
+            output = await server.generate(request, *args, **kwargs)
+        except Exception as raised:
+            error = raised
+        if self._server_delay_ns:
+            await asyncio.sleep(self._server_delay_ns / 1e9)
+        tokens = 0
+        if output is not None:
+            tokens = len(output.token_ids)
+            if self._copies:
+                output = copied(output)
+        if _settle(future, output, error):
+            self._trace.add(Delivered(self._loop.now_ns, request, tokens))
+        else:
+            self._trace.add(Discarded(self._loop.now_ns, request, tokens))
+
+    # Control calls
+
+    def send_control(
+        self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "asyncio.Future[Any]":
+        """Any other call to a server."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._spawn(self._carry_control(method, args, kwargs, future))
+        return future
+
+    async def _carry_control(
+        self,
+        method: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        future: "asyncio.Future[Any]",
+    ) -> None:
+        if self._server_delay_ns:
+            await asyncio.sleep(self._server_delay_ns / 1e9)
+        try:
+            result = await method(*args, **kwargs)
+        except Exception as error:
+            _settle(future, None, error)
+        else:
+            _settle(future, result, None)
+
+    # Messages to the balancer
+
+    def send_message(
+        self, handle: BalancerHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "asyncio.Future[Any]":
+        """A call of the balancer, which handles one message after the other, in the order of their arrival."""
+        if self._copies:
+            args, kwargs = copied(args), copied(kwargs)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        delay_ns = self._balancer_delay_ns
+        if name == "release_server":
+            delay_ns += self.release_delay_ns
+        handle._in_flight += 1
+        turn = current_turn.get()
+        if delay_ns:
+            due_s = (self._loop.now_ns + delay_ns) / 1e9
+            self._loop.call_at(due_s, self._deliver_message, handle, name, args, kwargs, future, turn)
+        else:
+            self._loop.call_soon(self._deliver_message, handle, name, args, kwargs, future, turn)
+        return future
+
+    def _deliver_message(
+        self,
+        handle: BalancerHandle,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        future: "asyncio.Future[Any]",
+        turn: TurnInProgress | None,
+    ) -> None:
+        handle._in_flight -= 1
+        balancer = handle._balancer
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = getattr(balancer, name)(*args, **kwargs)
+        except Exception as raised:
+            error = raised
+        replicas = _replicas_named(handle, name, args, kwargs, result)
+        loads, total = _shown_loads(balancer, handle._replica_of)
+        self._trace.add(
+            Message(
+                self._loop.now_ns,
+                name,
+                turn.session if turn else None,
+                turn.turn if turn else None,
+                replicas,
+                loads,
+                total,
+                handle._in_flight,
+                None if error is None else f"{type(error).__name__}: {error}",
+            )
+        )
+        if _settle(future, result, error) and name == "acquire_server" and turn is not None and replicas:
+            self._trace.add(Acquired(self._loop.now_ns, turn.session, turn.turn, replicas[0]))
+
+
+def _replicas_named(
+    handle: BalancerHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> tuple[int, ...]:
+    """The replicas that a message is about."""
+    named: tuple[Any, ...] = ()
+    if name == "acquire_server" and result is not None:
+        named = (result[0],)
+    elif name == "release_server":
+        named = (kwargs.get("server_id", args[0] if args else None),)
+    elif name in ("add_servers", "remove_servers"):
+        named = tuple(args[0] if args else next(iter(kwargs.values())))
+    return tuple(handle._replica_of[each] for each in named if each in handle._replica_of)
+
+
+def _shown_loads(balancer: Any, replica_of: dict[str, int]) -> tuple[tuple[int | None, ...] | None, int | None]:
+    """The balancer's own in-flight counts, where it shows them."""
+    get_status = getattr(balancer, "get_status", None)
+    if get_status is None:
+        return None, None
+    status = get_status()
+    servers = status.get("servers", {})
+    get_total = getattr(balancer, "get_total_inflight", None)
+    total = get_total() if get_total is not None else status.get("total_inflight")
+    return tuple(servers.get(name) for name in replica_of), total

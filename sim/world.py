@@ -1,0 +1,358 @@
+"""World: builds servers, transport, balancer, client, sessions and faults from a Case, runs them, returns the Trace."""
+
+import asyncio
+import logging
+from contextlib import contextmanager
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec import UNSET
+
+from sim.case import Case, explicit_limit, params_owner
+from sim.clock import Deadlock, Deviation, Deviations, Fifo, Horizon, Order, RandomOrder, StepCap, VirtualLoop, tamed, to_ns
+from sim.decode import ConstantRate
+from sim.faults import Stage, Triggers, act
+from sim.server import FakeRolloutServer, first_token
+from sim.sut.interface import Client, Config, Context, Sut
+from sim.sut.reference.agent import Trajectory, run_turns
+from sim.sut.reference.routing import LeastLoadedBalancer
+from sim.trace import Logged, Message, SessionEnded, Trace, TurnEnded, TurnStarted, WorldEnded, ids_as_runs
+from sim.transport import BalancerHandle, ServerHandle, TurnInProgress, Wire, copied, current_turn
+
+REST = "rest"
+"""Kind of the balancer's last entry in the trace: its counts when all is over."""
+
+
+class _FakeModel:
+    """Where the model stops: at the turn's own length, counted from the turn's prompt."""
+
+    def __init__(self) -> None:
+        self._stop_position: dict[int, int | None] = {}
+
+    def begin_turn(self, session: int, prompt_tokens: int, response_tokens: int | None) -> None:
+        self._stop_position[session] = None if response_tokens is None else prompt_tokens + response_tokens
+
+    def stop_after(self, session: int, prompt_tokens: int) -> int | None:
+        position = self._stop_position.get(session)
+        return None if position is None else max(1, position - prompt_tokens)
+
+
+class _ObservedClient:
+    """The client as the agent loop sees it; every turn is on the trace."""
+
+    def __init__(self, case: Case, client: Client, loop: VirtualLoop, trace: Trace, model: _FakeModel) -> None:
+        self._case = case
+        self._client = client
+        self._loop = loop
+        self._trace = trace
+        self._model = model
+        self._turns = [0] * len(case.sessions)
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        place = current_turn.get()
+        assert place is not None, "turns run in the context of a session"
+        session, turn = place.session, self._turns[place.session]
+        self._turns[session] += 1
+        turns = self._case.sessions[session].turns
+        self._model.begin_turn(session, len(prompt_ids), turns[min(turn, len(turns) - 1)].response_tokens)
+        self._trace.add(TurnStarted(self._loop.now_ns, session, turn, len(prompt_ids)))
+        current_turn.set(TurnInProgress(session, turn))
+        before = copied(sampling_params)
+        try:
+            output = await self._client.generate(
+                request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs
+            )
+            extra = output.extra_fields or {}
+            self._end(
+                session,
+                turn,
+                before,
+                sampling_params,
+                list(output.token_ids),
+                output.stop_reason,
+                (extra.get("min_global_steps"), extra.get("max_global_steps")),
+            )
+        except asyncio.CancelledError:
+            self._end(session, turn, before, sampling_params, outcome="cancelled")
+            raise
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            self._end(session, turn, before, sampling_params, outcome="error", error=text)
+            raise
+        return output
+
+    def _end(
+        self,
+        session: int,
+        turn: int,
+        before: dict[str, Any],
+        after: dict[str, Any],
+        ids: list[int] | None = None,
+        stop_reason: str | None = None,
+        versions: tuple[int | None, int | None] = (None, None),
+        outcome: Any = "ok",
+        error: str | None = None,
+    ) -> None:
+        changed = None if before == after else f"{before} became {after}"
+        self._trace.add(
+            TurnEnded(
+                self._loop.now_ns,
+                session,
+                turn,
+                outcome,
+                ids_as_runs(ids or []),
+                stop_reason,
+                versions[0],
+                versions[1],
+                changed,
+                error,
+            )
+        )
+
+
+class _LogTap(logging.Handler):
+    """Puts warnings of the system under test on the trace instead of the terminal."""
+
+    def __init__(self, loop: VirtualLoop, trace: Trace) -> None:
+        super().__init__(logging.WARNING)
+        self._loop = loop
+        self._trace = trace
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._trace.add(Logged(self._loop.now_ns, record.name, record.getMessage()))
+
+
+@contextmanager
+def _log_tapped(loop: VirtualLoop, trace: Trace) -> Iterator[None]:
+    root = logging.getLogger()
+    kept, tap = root.handlers[:], _LogTap(loop, trace)
+    root.handlers[:] = [tap]
+    try:
+        yield
+    finally:
+        root.handlers[:] = kept
+
+
+def _order(case: Case) -> Order:
+    schedule = case.schedule
+    if schedule.policy == "random":
+        return RandomOrder(schedule.seed)
+    if schedule.policy == "explicit":
+        return Deviations(tuple(Deviation(step, pick) for step, pick in schedule.deviations))
+    return Fifo()
+
+
+def _client_config(case: Case) -> Config:
+    """The parts of verl's config that its clients read, as this Case has the client see them."""
+    budget = case.budget
+    rollout: dict[str, Any] = {
+        "name": case.server.dialect,
+        "prompt_length": budget.prompt_length,
+        "max_model_len": budget.context_tokens,
+        "full_determinism": False,
+    }
+    response_length = budget.client_response_length
+    if response_length is not UNSET:
+        rollout["response_length"] = response_length
+    return Config(
+        actor_rollout_ref=Config(rollout=Config(**rollout)),
+        async_training=Config(partial_rollout=case.partial_rollout),
+    )
+
+
+def liveness_bound_s(case: Case) -> float:
+    """Virtual time in which every session must have ended: twice the time that all of the work takes one by one."""
+    server = case.server
+    aborts = 1 + len(case.faults)
+    calls_s = server.prefill_s + server.admission_s + 2 * case.transport.server_delay_s
+    calls_s += 3 * case.transport.balancer_delay_s + 2.0
+    total_s = 0.0
+    for session in case.sessions:
+        tokens = 0
+        for turn in session.turns:
+            total_s += turn.tool_time_s
+            tokens += case.budget.context_tokens if turn.response_tokens is None else turn.response_tokens
+        tokens = min(tokens, case.budget.context_tokens * len(session.turns))
+        total_s += session.arrival_s + tokens * server.token_time_s + len(session.turns) * aborts * calls_s
+    for fault in case.faults:
+        total_s += getattr(fault, "pause_s", 0.0) + getattr(fault, "delay_s", 0.0) + getattr(fault.at, "time_s", 0.0)
+        total_s += 2 * case.transport.server_delay_s + 1.0
+    return 2 * total_s + 60.0
+
+
+class World:
+    """One run of a Case with one system under test. Make it, `run` it once, read `trace` and `deviations`."""
+
+    def __init__(self, case: Case, sut: Sut) -> None:
+        self.case = case
+        self.sut = sut
+        self.trace = Trace(len(case.sessions))
+        self.deviations: tuple[Deviation, ...] = ()
+        self._loop = VirtualLoop(order=_order(case), until_ns=to_ns(liveness_bound_s(case)))
+        self._balancer: BalancerHandle | None = None
+
+    def run(self) -> Trace:
+        """Runs to the end: all done, deadlocked, out of time or livelocked; which of them is the trace's last event."""
+        loop, trace = self._loop, self.trace
+        loop.set_exception_handler(self._unhandled)
+        try:
+            with tamed(loop, self.case.seed), _log_tapped(loop, trace):
+                try:
+                    loop.run_until_complete(self._main())
+                    loop.run_until_idle()
+                    self._show_rest()
+                    trace.seal(WorldEnded(loop.now_ns, "done"))
+                except Deadlock as deadlock:
+                    trace.seal(WorldEnded(loop.now_ns, "deadlock", tuple(deadlock.waiting)))
+                except Horizon:
+                    trace.seal(WorldEnded(loop.now_ns, "horizon"))
+                except StepCap as cap:
+                    trace.seal(WorldEnded(loop.now_ns, "livelock", (("", str(cap)),)))
+                self.deviations = loop.deviations
+                loop.close()
+        finally:
+            loop.close()
+        return trace
+
+    def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
+        del loop
+        error = context.get("exception")
+        self.trace.add(Logged(self._loop.now_ns, "asyncio", f"{context.get('message')}: {error!r}"))
+
+    async def _main(self) -> None:
+        case, loop, trace = self.case, self._loop, self.trace
+        triggers = Triggers(case, loop)
+        wire = Wire(case.transport, loop, trace, triggers)
+        model = _FakeModel()
+        token_ns, prefill_ns = to_ns(case.server.token_time_s), to_ns(case.server.prefill_s)
+        servers = [
+            self.sut.server_class(
+                replica,
+                case.server,
+                case.budget,
+                ConstantRate(token_ns, prefill_ns),
+                loop,
+                trace,
+                model,
+                triggers,
+            )
+            for replica in range(case.replicas)
+        ]
+        handles = [ServerHandle(wire, server) for server in servers]
+        names = [f"replica-{replica}" for replica in range(case.replicas)]
+        client = self._make_client(dict(zip(names, handles, strict=True)), wire)
+        assert self._balancer is not None
+        observed = _ObservedClient(case, client, loop, trace, model)
+        params = self._sampling_params()
+        tasks = [
+            loop.create_task(self._run_session(index, observed, params[params_owner(case, index)]), name=f"session {index}")
+            for index in range(len(case.sessions))
+        ]
+        stage = Stage(
+            loop, trace, wire, triggers, names, servers, handles, self._balancer, tasks,
+            set(range(case.replicas)), asyncio.Lock(),
+        )
+        waiting: list[asyncio.Task[None]] = []
+        acting: list[asyncio.Task[None]] = []
+        for index, fault in enumerate(case.faults):
+            waiting.append(loop.create_task(self._run_fault(stage, index, fault, acting), name=f"fault {index}"))
+        if tasks:
+            await asyncio.wait(tasks)
+        for task in waiting:
+            task.cancel()
+        if acting:
+            await asyncio.wait(acting)
+
+    def _make_client(self, servers: dict[str, Any], wire: Wire) -> Client:
+        names = list(servers)
+
+        def register(balancer: Any) -> BalancerHandle:
+            self._balancer = BalancerHandle(wire, balancer, names)
+            return self._balancer
+
+        def make_balancer(cls: type[Any]) -> BalancerHandle:
+            plain = unwrapped(cls)
+            return register(plain(servers=dict(servers)))
+
+        def default_balancer() -> BalancerHandle:
+            if self._balancer is None:
+                router = self.case.router
+                register(LeastLoadedBalancer(dict(servers), router.tie_break, router.sticky))
+            assert self._balancer is not None
+            return self._balancer
+
+        made = self.sut.factory(Context(_client_config(self.case), servers, make_balancer, default_balancer))
+        client = made
+        if isinstance(made, tuple):
+            client, balancer = made
+            if isinstance(balancer, BalancerHandle):
+                self._balancer = balancer
+            else:
+                register(balancer)
+        if self._balancer is None:
+            default_balancer()
+        if not callable(getattr(client, "generate", None)):
+            raise TypeError(f"the factory of {self.sut.name} returned {type(client).__name__}, which has no generate()")
+        return client  # type: ignore[no-any-return]
+
+    def _sampling_params(self) -> list[dict[str, Any]]:
+        """One params object a session; sessions that share one are given the owner's."""
+        params = []
+        for index in range(len(self.case.sessions)):
+            one: dict[str, Any] = {"temperature": 1.0, "logprobs": True}
+            limit = explicit_limit(self.case, index)
+            if limit is not None:
+                for key in ("max_tokens", "max_new_tokens"):
+                    if limit.spelling in (key, "both"):
+                        one[key] = limit.tokens
+            params.append(one)
+        return params
+
+    async def _run_session(self, index: int, client: _ObservedClient, params: dict[str, Any]) -> None:
+        session = self.case.sessions[index]
+        trajectory = Trajectory()
+        outcome: Any = "ok"
+        text: str | None = None
+        try:
+            if session.arrival_s:
+                await asyncio.sleep(session.arrival_s)
+            current_turn.set(TurnInProgress(index, -1))
+            origin = first_token(index)
+            prompt_ids = list(range(origin, origin + session.prompt_tokens))
+            await run_turns(
+                client, prompt_ids, session.turns, params, self.case.budget.response_length, trajectory
+            )
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+        except Exception as error:
+            outcome, text = "error", f"{type(error).__name__}: {error}"
+        self.trace.add(
+            SessionEnded(
+                self._loop.now_ns, index, outcome, trajectory.response_tokens, trajectory.kept_tokens, text
+            )
+        )
+
+    async def _run_fault(self, stage: Stage, index: int, fault: Any, acting: "list[asyncio.Task[None]]") -> None:
+        """Waits for its time in this task, which the end of all sessions may cancel, and acts in one that ends by itself."""
+        await stage.triggers.wait(fault.at)
+        acting.append(self._loop.create_task(act(stage, index, fault), name=f"fault {index} acting"))
+
+    def _show_rest(self) -> None:
+        assert self._balancer is not None
+        loads, total = self._balancer.shown_loads()
+        self.trace.add(
+            Message(self._loop.now_ns, REST, None, None, (), loads, total, self._balancer.messages_in_flight)
+        )
+
+
+def unwrapped(cls: type[Any]) -> type[Any]:
+    """The plain class inside a Ray actor class; a plain class as it is."""
+    metadata = getattr(cls, "__ray_metadata__", None)
+    return cls if metadata is None else metadata.modified_class  # type: ignore[no-any-return]
+
+
+def run_world(case: Case, sut: Sut) -> Trace:
+    """The trace of one run."""
+    return World(case, sut).run()
