@@ -63,6 +63,13 @@ class Campaign:
     def worlds_per_s(self) -> float:
         return self.worlds / self.seconds if self.seconds else 0.0
 
+    def add(self, part: "Campaign") -> None:
+        """Takes over what another part of the same search did."""
+        self.worlds += part.worlds
+        self.seconds += part.seconds
+        self.finds += part.finds
+        self.interrupted |= part.interrupted
+
 
 @dataclass(frozen=True)
 class Bounds:
