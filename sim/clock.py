@@ -466,7 +466,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if not self._closing:
                 self._step_limit = self.steps + self.max_steps_per_instant
                 self._census = None
-        self._take_due(max(priority, NORMAL))
+        self._take_due(priority)
 
     def _count_names(self, room: int) -> None:
         """Close to the step cap, note what is about to run; at the cap, raise."""
@@ -785,13 +785,12 @@ def tamed(loop: VirtualLoop, seed: int) -> Iterator[None]:
             setattr(owner, name, value)
         original_seed(instance, seed)
         mtrand.set_bit_generator(_bit_generator())
-        mtrand._rand.seed(seed % 2**32)
+        mtrand.seed(seed % 2**32)
         yield
     finally:
         for (owner, name, _), value in zip(replaced, saved, strict=True):
             setattr(owner, name, value)
         instance.setstate(saved_random)
-        mtrand._rand.seed(0)  # forgets the cached second normal, which would outlive the exchange
         mtrand.set_bit_generator(saved_bits)
         if collecting:
             gc.enable()

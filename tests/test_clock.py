@@ -18,7 +18,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -94,6 +94,17 @@ def test_time_is_whole_nanoseconds_and_sums_are_exact() -> None:
         return loop.now_ns  # type: ignore[attr-defined]
 
     assert run(main()) == 100 * NS_PER_S
+
+
+def test_a_nanosecond_counts_even_after_three_years() -> None:
+    async def main() -> None:
+        for _ in range(3):
+            await asyncio.sleep(1e-9)  # lost if the time were kept as a float
+
+    three_years_ns = 10**17
+    with closing(VirtualLoop(simpy.Environment(three_years_ns))) as loop:
+        loop.run_until_complete(main())
+        assert loop.now_ns == three_years_ns + 3
 
 
 def test_loop_time_is_in_seconds() -> None:
@@ -610,21 +621,44 @@ def test_closing_after_a_deadlock_is_quiet_and_lets_tasks_clean_up(
 def test_closing_gives_up_on_a_task_that_will_not_end(
     pause_s: float, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    log: Log = []
+
     async def immortal() -> None:
-        while True:
-            try:
-                await asyncio.sleep(pause_s)
-            except asyncio.CancelledError:
-                await asyncio.sleep(pause_s)
+        try:
+            while True:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(pause_s)
+        finally:
+            log.append("closed")
 
     with silence(caplog, capfd):
         loop = VirtualLoop()
-        loop.create_task(immortal())
+        task = loop.create_task(immortal())
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
         assert loop.is_closed()
         assert loop.steps < 20_000
-        del loop
+        assert log == ["closed"]
+        del loop, task
+
+
+def test_closing_ends_async_generators_in_order_of_their_start() -> None:
+    log: Log = []
+
+    async def generator(n: int) -> Any:
+        try:
+            yield
+        finally:
+            log.append(n)
+
+    async def main() -> None:
+        generators.extend(generator(n) for n in range(20))
+        for opened in generators:
+            await anext(opened)
+
+    generators: list[Any] = []
+    run(main())
+    assert log == list(range(20))
 
 
 def test_closing_logs_what_fails_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
@@ -764,6 +798,17 @@ def test_an_event_that_succeeds_now_ties_with_callbacks_that_are_ready_already()
     assert {order.index("event") for order in outcomes(start)} == {0, 1, 2}
 
 
+def test_an_event_of_low_priority_comes_after_all_others_at_its_instant() -> None:
+    def start(loop: VirtualLoop, log: Log) -> None:
+        for name, priority in (("last", 2), ("first", 1), ("first", 1)):
+            event = loop.env.event()
+            event._ok, event._value = True, None
+            event.callbacks.append(lambda _event, name=name: log.append(name))
+            loop.env.schedule(event, priority, 10)
+
+    assert outcomes(start) == {("first", "first", "last")}
+
+
 def test_a_process_starts_and_is_interrupted_first_as_simpy_promises() -> None:
     def start(loop: VirtualLoop, log: Log) -> None:
         def process() -> Iterator[simpy.Event]:
@@ -887,6 +932,11 @@ def test_every_clock_shows_virtual_time() -> None:
     assert (monotonic, perf_ns) == (2.5, 2_500_000_000)
     assert wall == 1704067202.5
     assert wall_ns == 1704067202_500_000_000
+
+
+def test_uuid1_does_not_know_this_machine() -> None:
+    with world(1):
+        assert uuid.uuid1().node == 0x02_00_00_00_00_01
 
 
 def test_random_seed_and_numpy_seed_work_inside() -> None:
