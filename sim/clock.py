@@ -245,7 +245,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """
 
     # CPython's own, which its type stubs leave out.
-    _closed: bool
+    _closed: bool = True  # as far as the finaliser of a refused loop is concerned; __init__ makes it False
     _debug: bool
     _stopping: bool
     _thread_id: int | None
@@ -267,6 +267,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         max_steps_per_instant: int = 100_000,
         until_ns: int | None = None,
     ) -> None:
+        if env is not None and type(env.now) is not int:
+            raise TypeError(f"virtual time is whole nanoseconds, but the environment starts at {env.now!r}")
+        if max_steps_per_instant < 1:
+            raise ValueError(f"max_steps_per_instant must be at least 1, got {max_steps_per_instant}")
         super().__init__()
         self.env = simpy.Environment() if env is None else env
         self.steps = 0  # ready entries taken so far, and SimPy's urgent events; cancelled entries count too
@@ -289,14 +293,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             weakref.WeakKeyDictionary()
         )
         self._asyncgens = _InOrder()
-        try:
-            if type(self.env.now) is not int:
-                raise TypeError(f"virtual time is whole nanoseconds, but the environment starts at {self.env.now!r}")
-            if max_steps_per_instant < 1:
-                raise ValueError(f"max_steps_per_instant must be at least 1, got {max_steps_per_instant}")
-        except (TypeError, ValueError):
-            self.close()  # or its finaliser complains as well
-            raise
 
     # -- time and timers
 
@@ -395,10 +391,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         now = self.env._now
         if queue and queue[0][0] <= now:
             self._take_due(NORMAL)
-        if not ready:
-            if not self._stopping:
-                self._advance()
-            return
+        if not ready and not self._stopping:
+            self._advance()
+            now = self.env._now
         room = self._step_limit - self.steps
         if room < _CENSUS_STEPS:
             self._count_names(room)
@@ -601,10 +596,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         schedule, so it runs in FIFO order; time may pass. What goes wrong meanwhile is logged, as in `asyncio.run`.
         """
         try:
-            if not self._closed and not self.is_running():
+            if not self._closed and not self._closing and not self.is_running():
                 self._wind_up()
         finally:
             super().close()
+
+    def __del__(self) -> None:
+        if not self._closed:
+            self._closing = True  # a finaliser is no place to run tasks in
+            super().__del__()  # warns that it was not closed
 
     def _wind_up(self) -> None:
         self._closing = True
@@ -747,12 +747,18 @@ def tamed(loop: VirtualLoop, seed: int) -> Iterator[None]:
     def wall_ns() -> int:
         return _EPOCH_NS + loop.now_ns
 
+    def sleep(seconds: float, /) -> None:
+        if threading.get_ident() == home:
+            raise RuntimeError(f"time.sleep({seconds!r}) in a world: it would block virtual time; use asyncio.sleep")
+        original_sleep(seconds)
+
     def start_thread(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == home:
             raise RuntimeError("a thread was started in a world, where no seed could reproduce it; use to_thread")
-        return original_start(*args, **kwargs)  # someone else's, say a progress bar's
+        return original_start(*args, **kwargs)
 
-    home = threading.get_ident()
+    home = threading.get_ident()  # other threads, say a progress bar's, may sleep and start threads as they like
+    original_sleep = time.sleep
     original_start = getattr(threading, _START_THREAD)
     original_seed = random.Random.seed
     instance: random.Random = random._inst  # what random.choice and the rest are bound to
@@ -763,7 +769,7 @@ def tamed(loop: VirtualLoop, seed: int) -> Iterator[None]:
         (time, "monotonic_ns", monotonic_ns),
         (time, "perf_counter", monotonic),
         (time, "perf_counter_ns", monotonic_ns),
-        (time, "sleep", _refuse_sleep),
+        (time, "sleep", sleep),
         (threading, _START_THREAD, start_thread),
         (asyncio, "new_event_loop", _refuse_loop),
         (events, "new_event_loop", _refuse_loop),  # asyncio.run's
@@ -815,10 +821,6 @@ def _bit_generator() -> Any:
     from numpy.random import MT19937
 
     return MT19937(0)
-
-
-def _refuse_sleep(seconds: float, /) -> NoReturn:
-    raise RuntimeError(f"time.sleep({seconds!r}) in a world: it would block virtual time; use asyncio.sleep")
 
 
 def _refuse_loop() -> NoReturn:

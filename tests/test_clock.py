@@ -414,6 +414,18 @@ def test_call_soon_threadsafe_is_for_this_thread_only() -> None:
     assert sorted(run(main())) == [refusal, "from a job"]
 
 
+def test_debug_mode_works_as_in_asyncio() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(TypeError, match=r"coroutines cannot be used with call_soon\(\)"):
+            loop.call_soon(main)
+        assert await asyncio.wait_for(asyncio.to_thread(pow, 2, 3), 1) == 8
+
+    with closing(VirtualLoop()) as loop:
+        loop.set_debug(True)
+        loop.run_until_complete(main())
+
+
 @pytest.mark.parametrize("name", ["add_reader", "create_connection", "subprocess_exec", "getaddrinfo"])
 def test_what_needs_the_outside_world_is_refused_by_name(name: str) -> None:
     with closing(VirtualLoop()) as loop, pytest.raises(NotImplementedError, match=f"^{name}: a virtual loop has no"):
@@ -565,8 +577,8 @@ def test_an_exception_handler_takes_over_as_in_asyncio() -> None:
 
 @contextmanager
 def silence(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """Nothing logged, warned or printed, not even by finalisers."""
-    with warnings.catch_warnings(), caplog.at_level(logging.DEBUG):
+    """Nothing logged (asyncio's debug lines aside), warned or printed, not even by finalisers."""
+    with warnings.catch_warnings(), caplog.at_level(logging.INFO):
         warnings.simplefilter("error")
         yield
         gc.collect()
@@ -673,6 +685,25 @@ def test_closing_logs_what_fails_meanwhile(caplog: pytest.LogCaptureFixture) -> 
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     assert [record.getMessage().splitlines()[0] for record in caplog.records] == ["Task-1 failed while the loop closed"]
+
+
+def test_a_loop_that_is_dropped_without_being_closed_warns_and_runs_nothing() -> None:
+    log: Log = []
+
+    async def careful() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            log.append("cleaned up")
+
+    loop = VirtualLoop()
+    task = loop.create_task(careful())
+    loop.run_until_idle()
+    with pytest.warns(ResourceWarning, match="unclosed event loop"):
+        loop.__del__()
+    assert loop.is_closed()
+    assert log == []
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 def test_a_closed_loop_takes_no_more_work() -> None:
@@ -932,6 +963,22 @@ def test_every_clock_shows_virtual_time() -> None:
     assert (monotonic, perf_ns) == (2.5, 2_500_000_000)
     assert wall == 1704067202.5
     assert wall_ns == 1704067202_500_000_000
+
+
+def test_other_threads_sleep_as_they_like() -> None:
+    inside, done = threading.Event(), []
+
+    def progress_bar() -> None:
+        inside.wait()
+        time.sleep(0)
+        done.append("slept")
+
+    thread = threading.Thread(target=progress_bar)
+    thread.start()
+    with world(1):
+        inside.set()
+        thread.join()
+    assert done == ["slept"]
 
 
 def test_uuid1_does_not_know_this_machine() -> None:
