@@ -395,7 +395,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._advance()
             now = self.env._now
         room = self._step_limit - self.steps
-        if room < _CENSUS_STEPS:
+        if ready and room < _CENSUS_STEPS:
             self._count_names(room)
         for _ in range(min(len(ready), room)):
             if choose is None:

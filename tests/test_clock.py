@@ -521,6 +521,18 @@ def test_the_step_cap_counts_from_each_instant_anew() -> None:
         run(main(), max_steps_per_instant=40)
 
 
+def test_the_step_cap_is_the_last_number_allowed() -> None:
+    def run_callbacks(count: int) -> None:
+        with closing(VirtualLoop(max_steps_per_instant=3)) as loop:
+            for _ in range(count):
+                loop.call_soon(int)
+            loop.run_until_idle()
+
+    run_callbacks(3)
+    with pytest.raises(StepCap):
+        run_callbacks(4)
+
+
 def test_simpy_processes_that_breed_at_one_instant_meet_the_step_cap_too() -> None:
     with closing(VirtualLoop(max_steps_per_instant=500)) as loop:
 
