@@ -200,13 +200,9 @@ async def clear_sticky(stage: Stage, fault: ClearSticky) -> str:
 
 
 async def delay_releases(stage: Stage, fault: DelayReleases) -> str:
-    stage.wire.release_delay_ns += to_ns(fault.delay_s)
-    stage.loop.call_later(fault.duration_s, _end_delay, stage, to_ns(fault.delay_s))
+    until_ns = stage.loop.now_ns + to_ns(fault.duration_s)
+    stage.wire.release_delays.append((until_ns, to_ns(fault.delay_s)))
     return ""
-
-
-def _end_delay(stage: Stage, delay_ns: int) -> None:
-    stage.wire.release_delay_ns -= delay_ns
 
 
 _ACTIONS: dict[type[Any], Callable[[Stage, Any], Awaitable[str]]] = {
