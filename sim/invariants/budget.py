@@ -61,7 +61,7 @@ def check_overrun(case: Case, trace: Trace) -> list[Violation]:
         if budget is None:
             continue
         used = used_before_tokens(case, trace, session, turn)
-        if used + turn.decoded_tokens > budget:
+        if turn.decoded_tokens and used + turn.decoded_tokens > budget:
             before = f"{used} tokens used before, then " if used else ""
             violations.append(
                 Violation(
