@@ -18,6 +18,11 @@ def turn_budget_tokens(case: Case, session: int) -> int | None:
     return budget if type(budget) is int and budget > 0 else None
 
 
+def usable(response_length: object) -> bool:
+    """Whether a response_length from a config is one that a client can hold itself to."""
+    return type(response_length) is int and response_length > 0
+
+
 def used_before_tokens(case: Case, trace: Trace, session: int, turn: TurnRecord) -> int:
     """What is charged to the budget when `turn` begins: nothing, or under policy trajectory all since the prompt."""
     if case.budget.policy == "turn":
@@ -134,6 +139,9 @@ def check_nothing_left(case: Case, trace: Trace) -> list[Violation]:
             continue
         budget = turn_budget_tokens(case, session)
         generated = generated_before_tokens(turn, attempt)
+        if grant.rule == "default" and not usable(case.budget.client_response_length):
+            # The documented fallback (B8): the client cannot know what is left, and the server's default is what it is.
+            continue
         if grant.wanted_tokens <= 0:
             violations.append(
                 Violation(
@@ -158,7 +166,7 @@ def check_nothing_left(case: Case, trace: Trace) -> list[Violation]:
 def check_fallback(case: Case, trace: Trace) -> list[Violation]:
     """B8."""
     configured = case.budget.client_response_length
-    if type(configured) is int and configured > 0:
+    if usable(configured):
         return []
     reported = any(isinstance(event, Logged) and "response_length" in event.text for event in trace.events)
     violations = []
