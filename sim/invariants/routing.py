@@ -213,9 +213,12 @@ def check_counts(case: Case, trace: Trace) -> list[Violation]:
 
 
 def check_spread(case: Case, trace: Trace) -> list[Violation]:
-    """R4. Under even ties a replica's number of choices is a sum of independent draws (a Poisson binomial)."""
+    """R4. Under even ties a replica's number of choices is a sum of independent draws (a Poisson binomial).
+
+    A Case whose router takes the first of equals asks for a favourite; it is not judged.
+    """
     choices = routing_log(case, trace).choices
-    if len(choices) < _FEWEST_CHOICES:
+    if len(choices) < _FEWEST_CHOICES or case.router.tie_break == "first":
         return []
     threshold = ERROR_RATE / (2 * case.replicas)
     for replica in range(case.replicas):
