@@ -138,10 +138,11 @@ def check_nothing_left(case: Case, trace: Trace) -> list[Violation]:
         if grant.tokens <= 0:
             continue
         budget = turn_budget_tokens(case, session)
-        generated = generated_before_tokens(turn, attempt)
-        if grant.rule == "default" and not usable(case.budget.client_response_length):
+        limit = explicit_limit(case, session)
+        if limit is None and not usable(case.budget.client_response_length):
             # The documented fallback (B8): the client cannot know what is left, and the server's default is what it is.
             continue
+        generated = generated_before_tokens(turn, attempt)
         if grant.wanted_tokens <= 0:
             violations.append(
                 Violation(
@@ -150,6 +151,10 @@ def check_nothing_left(case: Case, trace: Trace) -> list[Violation]:
                     f"{grant.tokens}",
                     session,
                 )
+            )
+        elif limit is not None and limit.tokens == 0:
+            violations.append(
+                Violation("B6", f"{where}: the caller's limit is 0 and the request is granted {grant.tokens}", session)
             )
         elif budget is not None and case.budget.policy == "turn" and generated >= budget:
             violations.append(
