@@ -140,10 +140,10 @@ async def _clear_sticky(stage: Stage) -> str:
 
 async def update_weights(stage: Stage, fault: WeightUpdate) -> str:
     everyone = list(range(len(stage.names)))
-    leaving = [replica for replica in fault.leaving if replica in stage.registered]
-    if len(leaving) == len(stage.registered):
-        return "skipped: no replica would be left in the balancer"
     async with stage.trainer:
+        leaving = [replica for replica in fault.leaving if replica in stage.registered]
+        if len(leaving) == len(stage.registered):
+            return "skipped: no replica would be left in the balancer"
         if leaving:
             await _remove(stage, leaving)
         await _abort(stage, everyone, rejecting=set(leaving))
