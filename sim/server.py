@@ -33,6 +33,9 @@ SESSION_STRIDE = 1 << 24
 _ADMISSION_POLL_S = 0.01
 """verl 0.9.1 waits for admissions under way in steps of this length before it pauses the engine."""
 
+ADMISSION_WAIT_S = 60.0
+"""And no longer than this; then it pauses the engine all the same."""
+
 STOP_REASONS: Mapping[str, Mapping[Outcome, str | None]] = {
     "vllm": {"stop": "completed", "length": "completed", "abort": "aborted", "refused": "aborted"},
     "sglang": {"stop": "stop", "length": "length", "abort": "abort", "refused": "aborted"},
@@ -158,7 +161,7 @@ class FakeRolloutServer:
         )
         if self.settings.submission_gate and not await self._pass_gate(request):
             self._end(request, "refused", 0)
-            return self._output("refused", [], [] if wants_log_probs else None)
+            return self._output("refused", [], None)
         if self.settings.admission_s:
             self._admitting += 1
             try:
@@ -205,6 +208,8 @@ class FakeRolloutServer:
         stop_after = self._model.stop_after(session, len(prompt_ids))
         self._engine.add(self._loop.now_ns, request, len(prompt_ids), max_tokens, stop_after)
         self._watch(live)
+        if self._gate_closed:
+            self._engine.watch(request, 1)
         self._catch_up()
         return live
 
@@ -219,16 +224,15 @@ class FakeRolloutServer:
     ) -> dict[str, Any]:
         """Ends every request with what it has, and takes no new ones until `resume_generation`.
 
-        With the gate, it closes first and admissions under way are waited for; `reject_request` turns late arrivals
-        away instead of parking them (SGLang's server ignores it).
+        With the gate, it closes first and admissions under way are waited for, on vLLM's server until their first
+        token; `reject_request` turns late arrivals away instead of parking them (SGLang's server ignores it).
         """
         del reset_prefix_cache
         if self.settings.submission_gate:
             self._gate_closed = True
             self._rejecting = reject_request and self.settings.dialect != "sglang"
             self._gate_opened.clear()
-            while self._admitting:
-                await asyncio.sleep(_ADMISSION_POLL_S)
+            await self._wait_for_admissions()
         self._catch_up()
         live = list(self._live.values())
         for each in live:
@@ -237,6 +241,20 @@ class FakeRolloutServer:
         self._catch_up()
         self._trace.add(Paused(self._loop.now_ns, self.replica, len(live)))
         return {"aborted_count": len(live), "request_ids": [each.request_id for each in live]}
+
+    async def _wait_for_admissions(self) -> None:
+        """Waits until what is past the gate is in the engine; vLLM's server holds it to be there at its first token."""
+        until_token = self.settings.dialect == "vllm"
+        deadline_s = self._loop.time() + ADMISSION_WAIT_S
+        if until_token:
+            for live in self._live.values():
+                if not live.tokens:
+                    self._engine.watch(live.request, 1)
+            self._catch_up()
+        while self._admitting or (until_token and any(not live.tokens for live in self._live.values())):
+            if self._loop.time() > deadline_s:
+                break
+            await asyncio.sleep(_ADMISSION_POLL_S)
 
     async def resume_generation(self) -> None:
         """Resumes the engine first, then opens the gate."""
