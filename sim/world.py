@@ -258,8 +258,10 @@ class World:
         acting: list[asyncio.Task[None]] = []
         for index, fault in enumerate(case.faults):
             waiting.append(loop.create_task(self._run_fault(stage, index, fault, acting), name=f"fault {index}"))
-        if tasks:
-            await asyncio.wait(tasks)
+        await asyncio.wait(tasks)
+        for index, task in enumerate(tasks):
+            if task.cancelled():  # before its first step, so that it could not say so itself
+                trace.add(SessionEnded(loop.now_ns, index, "cancelled", 0, 0))
         for task in waiting:
             task.cancel()
         if acting:
