@@ -309,7 +309,7 @@ def dumps(case: Case, *, indent: int = 2) -> str:
 
 def to_builtins(case: Case) -> dict[str, Any]:
     """The Case as plain dicts and lists, in the layout of the JSON."""
-    return {"format": case.format, **msgspec.to_builtins(case)}
+    return {"format": case.format, **msgspec.json.decode(msgspec.json.encode(case))}
 
 
 def from_builtins(data: Any, source: str = "the case") -> Case:

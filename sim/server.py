@@ -33,6 +33,9 @@ SESSION_STRIDE = 1 << 24
 _ADMISSION_POLL_S = 0.01
 """verl 0.9.1 waits for admissions under way in steps of this length before it pauses the engine."""
 
+ADMISSION_WAIT_S = 60.0
+"""And no longer than this; then it pauses the engine all the same."""
+
 STOP_REASONS: Mapping[str, Mapping[Outcome, str | None]] = {
     "vllm": {"stop": "completed", "length": "completed", "abort": "aborted", "refused": "aborted"},
     "sglang": {"stop": "stop", "length": "length", "abort": "abort", "refused": "aborted"},
@@ -210,11 +213,13 @@ class FakeRolloutServer:
         stop_after = self._model.stop_after(request.session, request.prompt_tokens)
         self._engine.add(now_ns, request.number, request.prompt_tokens, request.max_tokens, stop_after)
         self._watch(request)
+        if self._gate_closed:
+            self._engine.watch(request.number, 1)
         self._set_timer()
 
     def _answer(self, request: _Request, outcome: Outcome) -> None:
         token_ids: list[int] = []
-        log_probs: list[float] | None = [] if request.wants_log_probs else None
+        log_probs: list[float] | None = [] if request.wants_log_probs and outcome != "refused" else None
         origin = first_token(request.session)
         for position, tokens, version in request.runs:
             token_ids.extend(range(origin + position, origin + position + tokens))
@@ -228,15 +233,14 @@ class FakeRolloutServer:
     async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
         """Ends every request with what it has, and takes no new ones until `resume_generation`.
 
-        With the gate, it closes first and admissions under way are waited for; `reject_request` turns late arrivals
-        away instead of parking them (SGLang's server ignores it).
+        With the gate, it closes first and admissions under way are waited for, on vLLM's server until their first
+        token; `reject_request` turns late arrivals away instead of parking them (SGLang's server ignores it).
         """
         del reset_prefix_cache
         if self.settings.submission_gate:
             self._gate_closed = True
             self._rejecting = reject_request and self.settings.dialect != "sglang"
-            while self._admitting:
-                await asyncio.sleep(_ADMISSION_POLL_S)
+            await self._wait_for_admissions()
         self._take(self._engine.flush(self._loop.now_ns))
         live = list(self._live.values())
         for each in live:
@@ -245,6 +249,21 @@ class FakeRolloutServer:
         self._set_timer()
         self._trace.add(Paused(self._loop.now_ns, self.replica, len(live)))
         return {"aborted_count": len(live), "request_ids": [each.request_id for each in live]}
+
+    async def _wait_for_admissions(self) -> None:
+        """Waits until what is past the gate is in the engine; vLLM's server holds it to be there at its first token."""
+        until_token = self.settings.dialect == "vllm"
+        deadline_s = self._loop.time() + ADMISSION_WAIT_S
+        if until_token:
+            self._take(self._engine.flush(self._loop.now_ns))
+            for live in self._live.values():
+                if not live.tokens:
+                    self._engine.watch(live.number, 1)
+            self._set_timer()
+        while self._admitting or (until_token and any(not live.tokens for live in self._live.values())):
+            if self._loop.time() > deadline_s:
+                break
+            await asyncio.sleep(_ADMISSION_POLL_S)
 
     async def resume_generation(self) -> None:
         """Resumes the engine first, then opens the gate."""

@@ -167,8 +167,8 @@ class Wire:
         self._listener = listener
         self._requests = 0
         self._controls: set[asyncio.Task[Any]] = set()
-        self.release_delay_ns = 0
-        """How late releases reach the balancer at the moment, on top of its delay."""
+        self.release_delays: list[tuple[int, int]] = []
+        """How late releases reach the balancer on top of its delay: (until when, by how much), both in ns."""
 
     def _after(self, delay_ns: int, callback: Callable[..., None], *args: Any) -> None:
         if delay_ns:
@@ -288,7 +288,7 @@ class Wire:
         future: asyncio.Future[Any] = self._loop.create_future()
         delay_ns = self._balancer_delay_ns
         if name == "release_server":
-            delay_ns += self.release_delay_ns
+            delay_ns += sum(late_ns for until_ns, late_ns in self.release_delays if self._loop.now_ns < until_ns)
         self._after(delay_ns, self._deliver_message, handle, name, args, kwargs, future, current_turn.get())
         return future
 

@@ -167,7 +167,7 @@ def liveness_bound_s(case: Case) -> float:
     server = case.server
     aborts = 1 + len(case.faults)
     calls_s = server.prefill_s + server.admission_s + 2 * case.transport.server_delay_s
-    calls_s += 3 * case.transport.balancer_delay_s + 2.0
+    calls_s += 3 * case.transport.balancer_delay_s + server.token_time_s + 2.0
     total_s = 0.0
     for session in case.sessions:
         tokens = 0
@@ -178,7 +178,7 @@ def liveness_bound_s(case: Case) -> float:
         total_s += session.arrival_s + tokens * server.token_time_s + len(session.turns) * aborts * calls_s
     for fault in case.faults:
         total_s += getattr(fault, "pause_s", 0.0) + getattr(fault, "delay_s", 0.0) + getattr(fault.at, "time_s", 0.0)
-        total_s += 2 * case.transport.server_delay_s + 1.0
+        total_s += calls_s
     return 2 * total_s + 60.0
 
 
@@ -258,8 +258,10 @@ class World:
         acting: list[asyncio.Task[None]] = []
         for index, fault in enumerate(case.faults):
             waiting.append(loop.create_task(self._run_fault(stage, index, fault, acting), name=f"fault {index}"))
-        if tasks:
-            await asyncio.wait(tasks)
+        await asyncio.wait(tasks)
+        for index, task in enumerate(tasks):
+            if task.cancelled():  # before its first step, so that it could not say so itself
+                trace.add(SessionEnded(loop.now_ns, index, "cancelled", 0, 0))
         for task in waiting:
             task.cancel()
         if acting:

@@ -7,6 +7,10 @@ from typing import Any, Protocol
 from sim.server import FakeRolloutServer
 
 
+class SutError(ValueError):
+    """A SUT that does not exist or cannot be driven: the message says which are known, or what is missing."""
+
+
 class Config:
     """A verl-shaped config: attribute access, `get`, AttributeError for what is missing."""
 

@@ -4,7 +4,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from sim.sut.interface import Sut
+from sim.sut.interface import Sut, SutError
 from sim.sut.planted import PLANTED, Planted
 from sim.sut.planted import factory as planted_factory
 
@@ -12,10 +12,6 @@ CLEAN = "reference:pinned"
 """The known-good client; every other built-in is a planted bug."""
 
 VERL_NAMES = ("verl", "verl:plain")
-
-
-class SutError(ValueError):
-    """A SUT that does not exist or cannot be driven: the message says which are known, or what is missing."""
 
 
 def builtin_names() -> list[str]:
