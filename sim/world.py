@@ -334,7 +334,7 @@ class World:
             origin = first_token(index)
             prompt_ids = list(range(origin, origin + session.prompt_tokens))
             await run_turns(
-                client, prompt_ids, session.turns, params, self.case.budget.response_length, trajectory
+                client, f"session-{index}", prompt_ids, session.turns, params, self.case.budget.response_length, trajectory
             )
         except asyncio.CancelledError:
             outcome = "cancelled"
