@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from sim.budget import NoRoom, take_grant
 from sim.case import Budget, ServerSettings
-from sim.clock import NS_PER_S, VirtualLoop
+from sim.clock import VirtualLoop
 from sim.decode import Burst, DecodeEngine
 from sim.trace import (
     Admitted,
@@ -323,7 +323,7 @@ class FakeRolloutServer:
             self._timer = None
         if next_ns is not None:
             self._timer_ns = next_ns
-            self._timer = self._loop.call_at(next_ns / NS_PER_S, self._on_timer)
+            self._timer = self._loop.call_at_ns(next_ns, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -178,7 +178,7 @@ class Wire:
 
     def _after(self, delay_ns: int, callback: Callable[..., None], *args: Any) -> None:
         if delay_ns:
-            self._loop.call_at((self._loop.now_ns + delay_ns) / NS_PER_S, callback, *args)
+            self._loop.call_at_ns(self._loop.now_ns + delay_ns, callback, *args)
         else:
             self._loop.call_soon(callback, *args)
 
