@@ -19,6 +19,7 @@ UNUSABLE = 2
 
 _KINDS = ("budget", "lifecycle", "routing", "liveness", "harness")
 _DEMONSTRATION = ("reference:deferred", "reference:pinned")
+_DEMONSTRATED = "B1"
 _DEMONSTRATION_WORLDS = 400
 _DEFAULT_SECONDS = 10.0
 _RESCUE_FOLDER = Path("found")
@@ -112,7 +113,8 @@ def hunt(
     campaigns = []
     with _errors_said():
         for sut in suts:
-            found = _hunt_one(sut, other, kinds, seed, worlds, seconds, options)
+            only = _DEMONSTRATED if demonstration and sut.name == _DEMONSTRATION[0] else None
+            found = _hunt_one(sut, other, kinds or _KINDS, only, seed, worlds, seconds, options)
             campaigns.append(found)
             if found.interrupted:
                 break
@@ -136,18 +138,20 @@ def _hunt_one(
     sut: "Sut",
     other: "Sut | None",
     kinds: tuple[str, ...],
+    only: str | None,
     seed: int,
     worlds: int | None,
     seconds: float | None,
     options: dict[str, Any],
 ) -> "Campaign":
     """Searches the worlds of each strategy that the kinds need, the bounds shared out among them."""
+    from sim.invariants import numbers_of
     from sim.search.campaign import Bounds, Campaign, run_campaign
     from sim.search.compare import against as compare_against
     from sim.search.strategies import STRATEGIES
 
     groups: dict[Any, list[str]] = {}
-    for kind in kinds or _KINDS:
+    for kind in kinds:
         groups.setdefault(STRATEGIES[kind], []).append(kind)
     whole = Campaign(sut, seed)
     share = Bounds(
@@ -161,7 +165,8 @@ def _hunt_one(
             def progress(part: Campaign, before: tuple[int, float] = before) -> None:
                 tick(before[0] + part.worlds, before[1] + part.seconds)
 
-            part = run_campaign(sut, strategy(**options), group, seed, share, progress, compare)
+            numbers = numbers_of(group) if only is None else (only,)
+            part = run_campaign(sut, strategy(**options), numbers, seed, share, progress, compare)
             whole.add(part)
             if part.interrupted:
                 break
@@ -237,7 +242,7 @@ def _tell_hunt(campaigns: "list[Campaign]", seed: int, paths: dict[int, str], de
         click.echo(
             f"{campaign.sut.key}: {numbers}  ({campaign.worlds} worlds, {campaign.worlds_per_s:.0f}/s, seed {seed})"
         )
-        for find in campaign.finds if not demonstration else campaign.finds[:1]:
+        for find in campaign.finds:
             click.echo()
             click.echo(_indented(_find_report(campaign.sut, find)))
             if id(find) in paths:

@@ -71,7 +71,7 @@ _servers = st.sampled_from(_SERVERS)
 
 # Sessions
 
-_stops = st.integers(0, MOST_TOKENS).map(lambda tokens: tokens or None)
+_stops = st.integers(-MOST_TOKENS, MOST_TOKENS).map(lambda tokens: tokens if tokens > 0 else None)
 _turn = st.tuples(_stops, st.integers(0, 8), _seconds)
 _limits = st.integers(0, 4 * MOST_TOKENS + 3).map(
     lambda n: (
