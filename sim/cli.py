@@ -20,7 +20,7 @@ UNUSABLE = 2
 _KINDS = ("budget", "lifecycle", "routing", "liveness", "harness")
 _DEMONSTRATION = ("reference:deferred", "reference:pinned")
 _DEMONSTRATED = "B1"
-_DEMONSTRATION_WORLDS = 400
+_DEMONSTRATION_WORLDS = 1500
 _DEFAULT_SECONDS = 10.0
 _RESCUE_FOLDER = Path("found")
 
