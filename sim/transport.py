@@ -50,9 +50,9 @@ def copied(message: Any) -> Any:
             return message[:]
         return [copied(item) for item in message]
     if kind is dict:
-        return {key: copied(value) for key, value in message.items()}
+        return {key: value if type(value) in _UNCHANGING else copied(value) for key, value in message.items()}
     if kind is tuple:
-        return tuple(copied(item) for item in message)
+        return tuple([copied(item) for item in message])
     return copy.deepcopy(message)
 
 
