@@ -321,7 +321,7 @@ def _replicas_named(
         named = (kwargs.get("server_id", args[0] if args else None),)
     elif name in ("add_servers", "remove_servers"):
         named = tuple(args[0] if args else next(iter(kwargs.values())))
-    return tuple(handle._replica_of[each] for each in named if each in handle._replica_of)
+    return tuple(handle._replica_of[each] for each in named if isinstance(each, str) and each in handle._replica_of)
 
 
 def _shown_loads(balancer: Any, replica_of: dict[str, int]) -> tuple[tuple[int | None, ...] | None, int | None]:
