@@ -145,7 +145,7 @@ class BalancerHandle(_Handle):
             named = (kwargs.get("server_id", args[0] if args else None),)
         elif name in ("add_servers", "remove_servers"):
             named = args[0] if args else next(iter(kwargs.values()))
-        return tuple([self._replica_of[each] for each in named if each in self._replica_of])
+        return tuple([self._replica_of[each] for each in named if isinstance(each, str) and each in self._replica_of])
 
     def offers(self, method: str) -> bool:
         """Whether this balancer has such a method (older ones lack clear_sticky_cache)."""

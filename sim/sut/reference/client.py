@@ -94,7 +94,7 @@ class DeferredClient:
             final.log_probs.extend(output.log_probs)
         final.stop_reason = output.stop_reason
         version = output.extra_fields.get("global_steps")
-        if output.token_ids or "min_global_steps" not in final.extra_fields:
+        if output.token_ids:
             final.extra_fields.setdefault("min_global_steps", version)
             final.extra_fields["max_global_steps"] = version
         final.extra_fields["global_steps"] = version
