@@ -19,7 +19,7 @@ import pytest
 from sim.case import Budget, ServerSettings
 from sim.clock import VirtualLoop, to_ns
 from sim.decode import ConstantRate
-from sim.server import ADMISSION_WAIT_S, FakeRolloutServer, first_token, log_prob, session_of
+from sim.server import ADMISSION_WAIT_S, FakeRolloutServer, first_token, log_probs_of, session_of
 from sim.trace import Admitted, Decoded, Ended, Granted, Parked, Paused, Resumed, Trace, VersionChanged
 
 BUDGET = Budget(prompt_length=8, response_length=10, max_model_len=32)
@@ -69,7 +69,9 @@ class Bench:
 
         async def call():
             await asyncio.sleep(at_s)
-            return await self.server.generate(request, prompt_ids, params, f"id-{request}")
+            answer = self.loop.create_future()
+            self.server.generate(request, answer.set_result, prompt_ids, params, f"id-{request}")
+            return await answer
 
         return self.loop.create_task(call())
 
@@ -133,7 +135,7 @@ def test_tokens_encode_session_position_and_version(bench):
 
     assert output.token_ids == [first_token(2) + position for position in (4, 5, 6)]
     assert {session_of(token) for token in output.token_ids} == {2}
-    assert output.log_probs == [log_prob(position, version=0) for position in (4, 5, 6)]
+    assert output.log_probs == log_probs_of(4, 3, version=0)
     assert output.extra_fields == {"global_steps": 0}
 
 
@@ -232,7 +234,7 @@ def test_new_weights_label_the_tokens_that_they_decode(bench):
 
     assert output.extra_fields == {"global_steps": 7}
     assert [(run.position, run.tokens, run.version) for run in b.events(Decoded)] == [(4, 2, 0), (6, 3, 7)]
-    assert output.log_probs == [log_prob(p, 0) for p in (4, 5)] + [log_prob(p, 7) for p in (6, 7, 8)]
+    assert output.log_probs == log_probs_of(4, 2, version=0) + log_probs_of(6, 3, version=7)
     assert b.events(VersionChanged) == [VersionChanged(to_ns(2), 0, 7)]
 
 
