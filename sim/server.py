@@ -6,7 +6,7 @@ of the prompt alone, so that a resume continues exactly: token ids are `session 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -54,6 +54,11 @@ def session_of(token_id: int) -> int:
     return token_id // SESSION_STRIDE - 1
 
 
+def log_prob(position: int, version: int) -> float:
+    """The log probability of one token; see `log_probs_of`."""
+    return log_probs_of(position, 1, version)[0]
+
+
 def log_probs_of(position: int, tokens: int, version: int) -> list[float]:
     """Log probabilities that encode the position and the weight version of their tokens, exactly."""
     offset = version / 1024 + 1 / 2048
@@ -92,10 +97,6 @@ class Watcher(Protocol):
         """Tokens decoded for the session so far."""
 
 
-Reply = Callable[[TokenOutput], None]
-"""Takes the server's answer to a request."""
-
-
 @dataclass(slots=True)
 class _Request:
     number: int
@@ -104,7 +105,7 @@ class _Request:
     prompt_tokens: int
     max_tokens: int
     wants_log_probs: bool
-    reply: Reply
+    answer: "asyncio.Future[TokenOutput]"
     parked: bool = False
     version: int = 0
     tokens: int = 0
@@ -114,8 +115,8 @@ class _Request:
 class FakeRolloutServer:
     """One replica. Its methods are what a client, trainer or balancer can call.
 
-    A call of `generate` is no task: what would be steps of its coroutine are callbacks of the loop, one for each, so
-    that the schedule has the same choices at a fraction of the cost.
+    A call of `generate` is no task: what would be the steps of its coroutine are callbacks of the loop, so that the
+    schedule has the same choices at a fraction of the cost.
     """
 
     def __init__(
@@ -151,15 +152,14 @@ class FakeRolloutServer:
     def generate(
         self,
         request: int,
-        reply: Reply,
         prompt_ids: list[int],
         sampling_params: dict[str, Any],
         request_id: str,
         **_multimodal: Any,
-    ) -> None:
-        """Generates up to its grant, then calls `reply`. Raises `NoRoom` (ValueError) and TypeError where verl's does.
+    ) -> "asyncio.Future[TokenOutput]":
+        """Generates up to its grant. Raises `NoRoom` (ValueError) and TypeError at once where verl's server does.
 
-        `request` is the number that the transport gave the call; all but `reply` is verl's signature.
+        `request` is the number that the transport gave the call; the rest is verl's signature.
         """
         try:
             grant = take_grant(self.settings.dialect, self.budget, len(prompt_ids), sampling_params)
@@ -172,9 +172,9 @@ class FakeRolloutServer:
         )
         wants_log_probs = sampling_params.pop("logprobs", False) not in (False, None)
         session = session_of(prompt_ids[0])
-        self._enter(
-            _Request(request, request_id, session, len(prompt_ids), grant.tokens, wants_log_probs, reply)
-        )
+        answer: asyncio.Future[TokenOutput] = self._loop.create_future()
+        self._enter(_Request(request, request_id, session, len(prompt_ids), grant.tokens, wants_log_probs, answer))
+        return answer
 
     def _refuse_leftovers(self, sampling_params: dict[str, Any]) -> None:
         """verl passes the params on as keywords; a second spelling of the limit is unknown to the engine."""
@@ -222,11 +222,13 @@ class FakeRolloutServer:
         log_probs: list[float] | None = [] if request.wants_log_probs and outcome != "refused" else None
         origin = first_token(request.session)
         for position, tokens, version in request.runs:
-            token_ids.extend(range(origin + position, origin + position + tokens))
+            token_ids += range(origin + position, origin + position + tokens)
             if log_probs is not None:
-                log_probs.extend(log_probs_of(position, tokens, version))
+                log_probs += log_probs_of(position, tokens, version)
         reason = STOP_REASONS[self.settings.dialect][outcome]
-        request.reply(TokenOutput(token_ids, log_probs, reason, extra_fields={"global_steps": self.version}))
+        request.answer.set_result(
+            TokenOutput(token_ids, log_probs, reason, extra_fields={"global_steps": self.version})
+        )
 
     # What trainers call
 

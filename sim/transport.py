@@ -156,7 +156,7 @@ _UNCHANGING = frozenset((int, str, float, bool, type(None), bytes, ServerHandle,
 
 
 class Wire:
-    """All calls of one world go through it. A call costs one callback on the way there and one on the way back."""
+    """All calls of one world go through it."""
 
     def __init__(self, settings: Transport, loop: VirtualLoop, trace: Trace, listener: SentListener) -> None:
         self._copies = settings.objects == "copies"
@@ -219,29 +219,37 @@ class Wire:
         future: "asyncio.Future[TokenOutput]",
     ) -> None:
         try:
-            server.generate(request, partial(self._send_back, request, future, None), *args, **kwargs)
+            answer = server.generate(request, *args, **kwargs)
         except Exception as error:
-            self._send_back(request, future, error, None)
+            self._send_back(request, future, None, error)
+        else:
+            answer.add_done_callback(partial(self._answered, request, future))
+
+    def _answered(
+        self, request: int, future: "asyncio.Future[TokenOutput]", answer: "asyncio.Future[TokenOutput]"
+    ) -> None:
+        """The output is not copied: the server has made it for this call alone."""
+        error = answer.exception()
+        self._send_back(request, future, None if error is not None else answer.result(), error)
 
     def _send_back(
         self,
         request: int,
         future: "asyncio.Future[TokenOutput]",
-        error: Exception | None,
         output: TokenOutput | None,
+        error: BaseException | None,
     ) -> None:
-        """The answer is not copied: the server has made it for this call alone."""
         if self._server_delay_ns:
-            self._after(self._server_delay_ns, self._deliver_answer, request, future, error, output)
+            self._after(self._server_delay_ns, self._deliver_answer, request, future, output, error)
         else:
-            self._deliver_answer(request, future, error, output)
+            self._deliver_answer(request, future, output, error)
 
     def _deliver_answer(
         self,
         request: int,
         future: "asyncio.Future[TokenOutput]",
-        error: Exception | None,
         output: TokenOutput | None,
+        error: BaseException | None,
     ) -> None:
         tokens = 0 if output is None else len(output.token_ids)
         if _settle(future, output, error):

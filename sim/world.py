@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from collections.abc import Iterator
 from typing import Any
 
 from msgspec import UNSET
@@ -113,26 +113,34 @@ class _ObservedClient:
 
 
 class _LogTap(logging.Handler):
-    """Puts warnings of the system under test on the trace instead of the terminal."""
+    """Puts warnings of the system under test on the trace instead of the terminal.
 
-    def __init__(self, loop: VirtualLoop, trace: Trace) -> None:
+    One serves all worlds, since only one runs at a time and `logging` registers every handler for good.
+    """
+
+    def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._loop = loop
-        self._trace = trace
+        self._heard: Callable[[str, str], None] | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._trace.add(Logged(self._loop.now_ns, record.name, record.getMessage()))
+        if self._heard is not None:
+            self._heard(record.name, record.getMessage())
+
+    @contextmanager
+    def tapped(self, heard: Callable[[str, str], None]) -> Iterator[None]:
+        """Has `heard` called with the logger's name and the text of each warning, and nothing else done with it."""
+        root = logging.getLogger()
+        kept = root.handlers[:]
+        root.handlers[:] = [self]
+        self._heard = heard
+        try:
+            yield
+        finally:
+            self._heard = None
+            root.handlers[:] = kept
 
 
-@contextmanager
-def _log_tapped(loop: VirtualLoop, trace: Trace) -> Iterator[None]:
-    root = logging.getLogger()
-    kept, tap = root.handlers[:], _LogTap(loop, trace)
-    root.handlers[:] = [tap]
-    try:
-        yield
-    finally:
-        root.handlers[:] = kept
+_log_tap = _LogTap()
 
 
 def _order(case: Case) -> Order:
@@ -198,7 +206,7 @@ class World:
         loop, trace = self._loop, self.trace
         loop.set_exception_handler(self._unhandled)
         try:
-            with tamed(loop, self.case.seed), _log_tapped(loop, trace):
+            with tamed(loop, self.case.seed), _log_tap.tapped(self._heard):
                 try:
                     loop.run_until_complete(self._main())
                     loop.run_until_idle()
@@ -216,10 +224,12 @@ class World:
             loop.close()
         return trace
 
+    def _heard(self, logger: str, text: str) -> None:
+        self.trace.add(Logged(self._loop.now_ns, logger, text))
+
     def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
         del loop
-        error = context.get("exception")
-        self.trace.add(Logged(self._loop.now_ns, "asyncio", f"{context.get('message')}: {error!r}"))
+        self._heard("asyncio", f"{context.get('message')}: {context.get('exception')!r}")
 
     async def _main(self) -> None:
         case, loop, trace = self.case, self._loop, self.trace

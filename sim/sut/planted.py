@@ -51,9 +51,9 @@ class SilentFallbackClient(PinnedClient):
 class DeafServer(FakeRolloutServer):
     """Ignores the limit that the client sends (TensorRT-LLM's server in verl)."""
 
-    def generate(self, request: int, reply: Any, prompt_ids: list[int], sampling_params: Any, **kwargs: Any) -> None:
+    def generate(self, request: int, prompt_ids: list[int], sampling_params: Any, *args: Any, **kw: Any) -> Any:
         deaf = {key: value for key, value in sampling_params.items() if key not in LIMIT_KEYS}
-        super().generate(request, reply, prompt_ids, deaf, **kwargs)
+        return super().generate(request, prompt_ids, deaf, *args, **kw)
 
 
 class TwiceEndingServer(FakeRolloutServer):
@@ -118,6 +118,7 @@ class ZeroingBalancer(LeastLoadedBalancer):
         super().add_servers(servers)
         for name in servers:
             self._in_flight[name] = {}
+            self._loads[name] = 0
 
 
 class FavouriteBalancer(LeastLoadedBalancer):
