@@ -187,12 +187,14 @@ def check_fallback(case: Case, trace: Trace) -> list[Violation]:
 
 
 def check_limit_honoured(case: Case, trace: Trace) -> list[Violation]:
-    """B10."""
-    del case
+    """B10. Where objects are shared, a client may change its params after it has sent them; that is not the server's."""
     violations = []
     for session, turn, attempt in _granted(trace):
         grant = attempt.grant
         assert grant is not None
+        changed = grant.rule != "default" and attempt.sent.limits.get(grant.rule) != grant.wanted_tokens
+        if changed and case.transport.objects == "shared":
+            continue
         asked = [limit for limit in attempt.sent.limits.values() if type(limit) is int and limit > 0]
         if asked and grant.tokens not in {max(0, min(limit, grant.room_tokens)) for limit in asked}:
             violations.append(
