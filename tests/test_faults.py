@@ -161,7 +161,7 @@ def test_replicas_that_leave_are_removed_first_and_return_last():
 
 
 def test_a_leaving_replica_turns_requests_away_and_the_others_park_them():
-    """An operator adds the leaving replica 0 too early: what is sent there comes back and is sent again, each second."""
+    """Someone adds the leaving replica 0 too early: what is sent there comes back and is sent again, each second."""
     trace = run(
         WeightUpdate(AtTime(0.0), pause_s=4.0, leaving=(0,)),
         AddReplica(AtTime(1.0), 0),

@@ -55,9 +55,7 @@ class Bench:
         self.model = NeverStops()
         settings = ServerSettings(dialect, token_time_s=token_time_s, **settings)
         engine = ConstantRate(to_ns(token_time_s), to_ns(settings.prefill_s))
-        self.server = FakeRolloutServer(
-            0, settings, BUDGET, engine, self.loop, self.trace, self.model, self.model
-        )
+        self.server = FakeRolloutServer(0, settings, BUDGET, engine, self.loop, self.trace, self.model, self.model)
         self.requests = 0
 
     def ask(self, session=0, prompt_tokens=4, at_s=0.0, **params):

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from sim.case import Budget, Case, DelayReleases, AtTime, Limit, Session, Transport
+from sim.case import AtTime, Budget, Case, DelayReleases, Limit, Session, Transport
 from sim.clock import VirtualLoop, to_ns
 from sim.server import TokenOutput
 from sim.sut.interface import Sut

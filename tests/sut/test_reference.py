@@ -2,8 +2,21 @@
 
 import pytest
 
-from sim.case import AbortAll, AbortRequest, AfterSent, AfterTokens, AtTime, Budget, Case, ClientView
-from sim.case import Limit, ServerSettings, Session, Turn, WeightUpdate
+from sim.case import (
+    AbortAll,
+    AbortRequest,
+    AfterSent,
+    AfterTokens,
+    AtTime,
+    Budget,
+    Case,
+    ClientView,
+    Limit,
+    ServerSettings,
+    Session,
+    Turn,
+    WeightUpdate,
+)
 from sim.sut.interface import Config
 from sim.sut.reference.client import DeferredClient, PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
