@@ -24,8 +24,10 @@ class Decodes:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.tick = 0
+        self.num_blocks = 0
+        """Blocks that they hold together, each counting those it shares."""
         self._num_requests = 0
-        self.by_phase: list[dict[Request, None]] = [{} for _ in range(block_size)]
+        self._by_phase: list[dict[Request, None]] = [{} for _ in range(block_size)]
         self._finishes: list[tuple[int, int, Request]] = []
         """Heap of (tick, running_order, request); entries of requests that left are skipped when met."""
         self._sum_of_origins_tokens = 0
@@ -35,7 +37,7 @@ class Decodes:
         return self._num_requests
 
     def __iter__(self) -> Iterator[Request]:
-        for requests in self.by_phase:
+        for requests in self._by_phase:
             yield from requests
 
     @property
@@ -49,8 +51,9 @@ class Decodes:
         assert request.num_output_tokens < request.final_output_tokens, "a finished request joined"
         request.steady_since = self.tick
         self._num_requests += 1
+        self.num_blocks -= -request.num_computed_tokens // self.block_size
         self._sum_of_origins_tokens += request.num_computed_tokens - self.tick
-        self.by_phase[self.phase(request)][request] = None
+        self._by_phase[self.phase(request)][request] = None
         if len(self._finishes) > 2 * self._num_requests + 64:
             self._drop_stale_finishes()
         heapq.heappush(self._finishes, (self._finish_tick(request), request.running_order, request))
@@ -58,13 +61,14 @@ class Decodes:
     def leave(self, request: Request) -> None:
         """Bring the request's counts up to date and let it go."""
         assert request.steady_since != NOT_STEADY, "left without having joined"
-        del self.by_phase[self.phase(request)][request]
+        del self._by_phase[self.phase(request)][request]
         self._num_requests -= 1
         self._sum_of_origins_tokens -= request.num_computed_tokens - request.steady_since
         progress = self.progress(request)
         request.num_computed_tokens += progress
         request.num_output_tokens += progress
         request.steady_since = NOT_STEADY
+        self.num_blocks += -request.num_computed_tokens // self.block_size
 
     def progress(self, request: Request) -> int:
         """Tokens decoded since the request's counts were last brought up to date."""
@@ -75,14 +79,15 @@ class Decodes:
 
     def needing_block(self) -> Collection[Request]:
         """Those that need one more block in this tick."""
-        return self.by_phase[self.tick % self.block_size]
+        return self._by_phase[self.tick % self.block_size]
 
     def filling_block(self) -> Collection[Request]:
         """Those whose last block is full with this tick's token."""
-        return self.by_phase[(self.tick + 1) % self.block_size]
+        return self._by_phase[(self.tick + 1) % self.block_size]
 
     def finish_tick(self) -> list[Request]:
         """End the tick; returns those that it finished, which have left, in running order."""
+        self.num_blocks += len(self.needing_block())
         self.tick += 1
         finished: list[Request] = []
         while self._finishes and self._finishes[0][0] < self.tick:

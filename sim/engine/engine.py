@@ -5,7 +5,9 @@ the update is that of the step before, as in ``step_with_batch_queue`` at depth 
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 from sim.engine.config import EngineConfig
@@ -29,6 +31,10 @@ class StepTotals(NamedTuple):
     """Tokens in the KV of all running requests, this step's included; where they share blocks, each counts."""
 
 
+def _totals(output: SchedulerOutput) -> StepTotals:
+    return StepTotals(output.num_scheduled_tokens, output.num_prefill_tokens, output.num_decodes, output.num_kv_tokens)
+
+
 class TokenRun(NamedTuple):
     """Consecutive output tokens of one request, from ``output_base + first_position`` on."""
 
@@ -39,28 +45,71 @@ class TokenRun(NamedTuple):
     """``stop`` or ``length`` if the last of them ended the request."""
 
 
-@dataclass(frozen=True, slots=True)
 class Step:
-    """One step, in the words of the recorded schedules."""
+    """One step, in the words of the recorded schedules. Nothing is spelled out before it is asked for."""
 
-    scheduled: dict[str, int]
-    """Tokens."""
-    cached: dict[str, int]
-    """Tokens found in the prefix cache, of each request admitted for the first time."""
-    preempted: list[str]
-    """In this step or by a cache reset since the one before; sorted, as vLLM keeps a set."""
-    running: list[str]
-    """After schedule, as is waiting."""
-    waiting: list[str]
-    emitted: dict[str, int]
-    """Tokens."""
-    finished: dict[str, str]
-    """``stop`` or ``length``."""
-    free_blocks: int
-    """After the step."""
-    stale_cached_tokens: dict[str, int]
-    """Tokens found in the prefix cache, at any admission, that older weights than the present had computed."""
-    totals: StepTotals
+    def __init__(self, output: SchedulerOutput, scheduler: Scheduler, processed: SchedulerOutput | None) -> None:
+        """To be made between schedule and update."""
+        self._output = output
+        self._running = tuple(scheduler.running)
+        self._waiting = tuple(scheduler.waiting)
+        self._unscheduled = scheduler.singles.keys() - output.scheduled.keys()
+        self._emitting: Iterable[Request]
+        if processed is output and not output.num_scheduled_tokens:
+            self._emitting = ()
+        elif processed is output:
+            silent = output.scheduled.keys() - output.sampled.keys() | self._unscheduled
+            self._emitting = self._running if not silent else [r for r in self._running if r not in silent]
+        elif processed is not None:
+            self._emitting = [r for r in processed.sampled if r.status is not RequestStatus.FINISHED]
+        else:
+            self._emitting = ()
+        self.finished: dict[str, str] = {}
+        """``stop`` or ``length``, by request."""
+        self.free_blocks = 0
+        """After the step."""
+
+    @property
+    def running(self) -> list[str]:
+        """After schedule, as is waiting."""
+        return [request.request_id for request in self._running]
+
+    @property
+    def waiting(self) -> list[str]:
+        return [request.request_id for request in self._waiting]
+
+    @cached_property
+    def scheduled(self) -> dict[str, int]:
+        """Tokens, by request."""
+        if not self._output.num_scheduled_tokens:
+            return {}
+        tokens = self._output.scheduled
+        return {r.request_id: tokens.get(r, 1) for r in self._running if r not in self._unscheduled}
+
+    @cached_property
+    def emitted(self) -> dict[str, int]:
+        """Tokens, by request."""
+        return {request.request_id: 1 for request in self._emitting}
+
+    @cached_property
+    def cached(self) -> dict[str, int]:
+        """Tokens found in the prefix cache, by request, of those admitted for the first time."""
+        return {request.request_id: num_tokens for request, num_tokens in self._output.cached_tokens.items()}
+
+    @cached_property
+    def preempted(self) -> list[str]:
+        """In this step or by a cache reset since the one before; sorted, as vLLM keeps a set."""
+        return sorted(self._output.preempted)
+
+    @cached_property
+    def stale_cached_tokens(self) -> dict[str, int]:
+        """Tokens found in the prefix cache, by request, at any admission, that weights older than the present
+        computed."""
+        return {request.request_id: num_tokens for request, num_tokens in self._output.stale_cached_tokens.items()}
+
+    @property
+    def totals(self) -> StepTotals:
+        return _totals(self._output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +141,11 @@ class Engine:
         self.scheduled_tokens = 0
         self.stuck: str | None = None
         """Why no step would do anything unless something happens from outside; None while that is not so."""
-        self.step_totals = StepTotals(0, 0, 0, 0)
-        """Of the last step."""
         self.stale_cached_tokens: dict[str, int] = {}
         """Tokens each request took from blocks that older weights had computed; empty in a sound deployment."""
 
         self._scheduler = Scheduler(config)
+        self._last_output = SchedulerOutput(config.max_num_batched_tokens)
         self._in_flight: deque[SchedulerOutput] = deque()
         """Outputs not yet processed: at most one between steps, and none without async scheduling."""
         self._finish_step: dict[str, int] | None = {} if keep_finish_steps else None
@@ -217,46 +265,23 @@ class Engine:
             request.status is not RequestStatus.FINISHED for output in self._in_flight for request in output.sampled
         )
 
+    @property
+    def step_totals(self) -> StepTotals:
+        """Of the last step."""
+        return _totals(self._last_output)
+
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def step(self) -> Step:
         """Take one step, whether there is anything to do or not."""
-        scheduler = self._scheduler
-        output = scheduler.schedule()
-        running = [request.request_id for request in scheduler.running]
-        waiting = [request.request_id for request in scheduler.waiting]
-        scheduled = {}
-        if output.num_scheduled_tokens:
-            scheduled = dict.fromkeys(running, 1)
-            for request in scheduler.singles:
-                if request in output.scheduled:
-                    scheduled[request.request_id] = output.scheduled[request]
-                else:
-                    del scheduled[request.request_id]
-
+        output = self._scheduler.schedule()
         processed = self._output_to_process(output)
-        if processed is None:
-            emitted = {}
-        elif processed is output:
-            emitted = dict.fromkeys(scheduled, 1)
-            for request in output.scheduled.keys() - output.sampled.keys():
-                del emitted[request.request_id]
-        else:
-            emitted = {r.request_id: 1 for r in processed.sampled if r.status is not RequestStatus.FINISHED}
+        step = Step(output, self._scheduler, processed)
         finished = self._update(output, processed)
+        step.finished = {request.request_id: request.finish_reason for request in finished}
+        step.free_blocks = self._scheduler.kv_cache_manager.free_blocks
         self._all_delivered = False
-        return Step(
-            scheduled=scheduled,
-            cached={request.request_id: tokens for request, tokens in output.cached_tokens.items()},
-            preempted=sorted(output.preempted),
-            running=running,
-            waiting=waiting,
-            emitted=emitted,
-            finished={request.request_id: request.finish_reason for request in finished},
-            free_blocks=scheduler.kv_cache_manager.free_blocks,
-            stale_cached_tokens={r.request_id: tokens for r, tokens in output.stale_cached_tokens.items()},
-            totals=self.step_totals,
-        )
+        return step
 
     def advance(self, until_step: int, *, stop_after_finish: bool = False) -> list[TokenRun]:
         """Take steps until steps_done is until_step; fewer if there is nothing more to do or the engine is stuck.
@@ -320,9 +345,7 @@ class Engine:
         self.steps_done += 1
         self.preemptions += output.num_preemptions
         self.scheduled_tokens += output.num_scheduled_tokens
-        self.step_totals = StepTotals(
-            output.num_scheduled_tokens, output.num_prefill_tokens, output.num_decodes, output.num_kv_tokens
-        )
+        self._last_output = output
         for request, num_tokens in output.stale_cached_tokens.items():
             stale = self.stale_cached_tokens
             stale[request.request_id] = stale.get(request.request_id, 0) + num_tokens

@@ -8,6 +8,7 @@ are a count; only cached blocks are objects.
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 
 from sim.engine.config import EngineConfig
 from sim.engine.request import Request
@@ -30,12 +31,12 @@ class Block:
 def hash_block(parent_hash: int, token_ids: Sequence[int]) -> int:
     """Name of a full block: of its tokens and of all before it.
 
-    Runs of consecutive ids, as all generated tokens are, are named by their first id, so that a long output costs
-    one hash a block, not one a token. Two different blocks share a name once in about 2**61 pairs.
+    Consecutive ids, as all generated tokens are, are named by the first, so that a long output costs one hash a block
+    and not one a token. Two different blocks share a name in one of about 2**61 pairs.
     """
-    first, num_tokens = token_ids[0], len(token_ids)
-    run = range(first, first + num_tokens)
-    if token_ids == run or (token_ids[-1] == run[-1] and tuple(token_ids) == tuple(run)):
+    first = token_ids[0]
+    consecutive = range(first, first + len(token_ids))
+    if token_ids == consecutive or (token_ids[-1] == consecutive[-1] and tuple(token_ids) == tuple(consecutive)):
         return hash((parent_hash, first))
     return hash((parent_hash, tuple(token_ids)))
 
@@ -117,7 +118,7 @@ class KVCacheManager:
         return self.num_blocks(num_tokens) - in_use + (self.watermark_blocks if keep_watermark else 0)
 
     def free(self, request: Request) -> None:
-        """Take back all blocks of a request, the last first, so that the end of a prefix is evicted before its start."""
+        """Take back all blocks of a request, last block first: the end of a prefix is evicted before its start."""
         self.num_nameless_free_blocks += self.num_blocks(request.num_computed_tokens) - len(request.blocks)
         for block in reversed(request.blocks):
             block.ref_cnt -= 1
@@ -141,29 +142,30 @@ class KVCacheManager:
         to be computed to sample from."""
         if not self.enable_caching:
             return ()
+        num_blocks = (request.num_tokens - 1) // self.block_size
+        self._hash_blocks(request, num_blocks)
         hits: list[Block] = []
-        for index in range((request.num_tokens - 1) // self.block_size):
-            block = self.cached_blocks.get(self._block_hash(request, index))
+        for block_hash in islice(request.block_hashes, num_blocks):
+            block = self.cached_blocks.get(block_hash)
             if block is None:
                 break
             hits.append(block)
         return hits
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Let the prefix cache know the full blocks of the first num_tokens tokens. vLLM does it as soon as they are
-        *scheduled*, so a request later in the same step finds them."""
+        """Let the prefix cache know the full blocks of the first num_tokens tokens. vLLM does so as soon as they are
+        *scheduled*, and a request later in the same step finds them."""
         if not self.enable_caching:
             return
-        blocks = request.blocks
-        for index in range(len(blocks), num_tokens // self.block_size):
+        num_blocks = num_tokens // self.block_size
+        self._hash_blocks(request, num_blocks)
+        for block_hash in islice(request.block_hashes, len(request.blocks), num_blocks):
             version = request.open_block_weight_version
-            block = Block(self._block_hash(request, index), self.weight_version if version is None else version)
+            block = Block(block_hash, self.weight_version if version is None else version)
             request.open_block_weight_version = None
-            blocks.append(block)
-            if block.block_hash in self.cached_blocks:
-                self.duplicates.setdefault(block.block_hash, []).append(block)
-            else:
-                self.cached_blocks[block.block_hash] = block
+            request.blocks.append(block)
+            if self.cached_blocks.setdefault(block_hash, block) is not block:
+                self.duplicates.setdefault(block_hash, []).append(block)
 
     def reset_prefix_cache(self) -> bool:
         """Forget everything cached; False, and nothing is done, while any block is held."""
@@ -180,12 +182,10 @@ class KVCacheManager:
         if num_tokens % self.block_size and request.open_block_weight_version is None:
             request.open_block_weight_version = self.weight_version
 
-    def _block_hash(self, request: Request, index: int) -> int:
-        hashes = request.block_hashes
-        for i in range(len(hashes), index + 1):
-            token_ids = request.tokens(i * self.block_size, (i + 1) * self.block_size)
-            hashes.append(hash_block(hashes[-1] if hashes else ROOT_HASH, token_ids))
-        return hashes[index]
+    def _hash_blocks(self, request: Request, num_blocks: int) -> None:
+        hashes, block_size = request.block_hashes, self.block_size
+        for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
+            hashes.append(hash_block(hashes[-1] if hashes else ROOT_HASH, request.tokens(start, start + block_size)))
 
     def _touch(self, blocks: Sequence[Block]) -> None:
         for block in blocks:

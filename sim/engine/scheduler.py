@@ -170,6 +170,7 @@ class Scheduler:
             "the tokens scheduled are not the tokens taken from the budget"
         )
         assert len(self.running) <= self.config.max_num_seqs, "more requests run than max_num_seqs"
+        assert len(self.decodes) + len(self.singles) == len(self.running), "a running request is lost"
         return output
 
     def update_from_output(self, output: SchedulerOutput) -> list[Request]:
@@ -395,12 +396,9 @@ class Scheduler:
     # --- what must always hold ------------------------------------------------------------------------------------
 
     def blocks_are_conserved(self) -> bool:
-        """Free and held blocks are all there are; counted anew from the requests."""
-        assert len(self.decodes) + len(self.singles) == len(self.running), "a running request is lost"
-        block_size, tick = self.kv_cache_manager.block_size, self.decodes.tick
-        held_blocks = sum(-(-request.num_computed_tokens // block_size) for request in self.singles)
-        for requests in self.decodes.by_phase:
-            for request in requests:
-                held_blocks -= (request.steady_since - tick - request.num_computed_tokens) // block_size
-        held_blocks -= self.kv_cache_manager.num_shared_references
-        return held_blocks + self.kv_cache_manager.free_blocks == self.kv_cache_manager.usable_blocks
+        """The blocks that are free and those that running requests hold are all there are."""
+        kv_cache = self.kv_cache_manager
+        held_blocks = self.decodes.num_blocks - kv_cache.num_shared_references
+        for request in self.singles:
+            held_blocks += kv_cache.num_blocks(request.num_computed_tokens)
+        return held_blocks + kv_cache.free_blocks == kv_cache.usable_blocks
