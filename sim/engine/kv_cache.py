@@ -159,7 +159,7 @@ class KVCacheManager:
             return
         num_blocks = num_tokens // self.block_size
         self._hash_blocks(request, num_blocks)
-        for block_hash in islice(request.block_hashes, len(request.blocks), num_blocks):
+        for block_hash in request.block_hashes[len(request.blocks) : num_blocks]:
             version = request.open_block_weight_version
             block = Block(block_hash, self.weight_version if version is None else version)
             request.open_block_weight_version = None

@@ -36,6 +36,7 @@ class SchedulerOutput:
         "num_kv_tokens",
         "num_preemptions",
         "num_prefill_tokens",
+        "num_running",
         "outgrew_pool",
         "preempted",
         "sampled",
@@ -51,6 +52,7 @@ class SchedulerOutput:
         """Tokens of each request that was scheduled one by one; every steady request has one token on top."""
         self.sampled: dict[Request, None] = {}
         """Those of scheduled that sample a token, as all they know is computed with this step."""
+        self.num_running = 0
         self.num_decodes = 0
         """Requests whose only token in this step is one they generated."""
         self.num_prefill_tokens = 0
@@ -165,12 +167,13 @@ class Scheduler:
                 self._schedule_waiting(output, prefill_cap_tokens)
             self._count(output)
 
+        output.num_running = len(self.running)
         assert output.token_budget >= 0, "scheduled more than the token budget"
         assert output.token_budget + output.num_scheduled_tokens == self.config.max_num_batched_tokens, (
             "the tokens scheduled are not the tokens taken from the budget"
         )
-        assert len(self.running) <= self.config.max_num_seqs, "more requests run than max_num_seqs"
-        assert len(self.decodes) + len(self.singles) == len(self.running), "a running request is lost"
+        assert output.num_running <= self.config.max_num_seqs, "more requests run than max_num_seqs"
+        assert len(self.decodes) + len(self.singles) == output.num_running, "a running request is lost"
         return output
 
     def update_from_output(self, output: SchedulerOutput) -> list[Request]:

@@ -33,7 +33,7 @@ class StuckWatch:
         """The reason why the engine is stuck, if it is. To be asked after each step that scheduled nothing while no
         token was in flight."""
         scheduler = self.scheduler
-        if scheduler.running or not scheduler.has_unfinished_requests():
+        if output.num_running or not scheduler.has_unfinished_requests():
             return None
         if not output.num_preemptions:
             return self._why_refused(scheduler.waiting.peek())
