@@ -202,7 +202,7 @@ class Scheduler:
         threshold = self.config.long_prefill_token_threshold
         alone = len(self.running) + len(self.waiting) <= 1
         if threshold == 0 or (alone and not self.version_rules.caps_lone_prefill):
-            return self.config.max_num_batched_tokens
+            return self.config.max_model_len
         return threshold
 
     # --- running requests -----------------------------------------------------------------------------------------
@@ -242,13 +242,15 @@ class Scheduler:
                 break
 
     def _budget_may_run_out(self, output: SchedulerOutput, prefill_cap_tokens: int) -> bool:
-        """Whether some request may get fewer tokens than it wants because of others that come after it."""
-        if len(self.decodes) > output.token_budget:
-            return True
-        if not self.singles or (len(self.singles) == 1 and next(reversed(self.running)) in self.singles):
-            return False  # what is left goes to the last request, as it should
-        wanted_tokens = sum(min(self._missing_tokens(request), prefill_cap_tokens) for request in self.singles)
-        return len(self.decodes) + wanted_tokens > output.token_budget
+        """Whether one request may get fewer tokens than it wants while others come after it. vLLM refuses to start
+        with fewer tokens in the budget than max_num_seqs, and otherwise only the last request is ever cut short."""
+        if not self.singles:
+            return len(self.decodes) > output.token_budget
+        last = next(reversed(self.running))
+        wanted_tokens = len(self.decodes) + sum(
+            min(self._missing_tokens(request), prefill_cap_tokens) for request in self.singles if request is not last
+        )
+        return wanted_tokens > output.token_budget
 
     def _schedule_steady(self, request: Request, output: SchedulerOutput) -> bool:
         if request in self.decodes.needing_block():

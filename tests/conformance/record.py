@@ -14,6 +14,7 @@ had ended when the recording did).
 
 import argparse
 import json
+import logging
 import os
 import random
 import sys
@@ -45,6 +46,7 @@ class Recorder:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        logging.getLogger("vllm").setLevel(logging.ERROR)
         import vllm
         from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 

@@ -27,6 +27,8 @@ class _Draw:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
+        self.longest_prompt = rng.choice((4, 20, 100, 1000))
+        self.longest_output = rng.choice((3, 20, 60, 200))
         self.engine = self._engine()
         self.num_requests = rng.choice((1, 2, 3, 5, 8, 12, 20, 40))
         self.last_arrival = rng.choice((1, 1, 5, 20, 60))
@@ -34,8 +36,6 @@ class _Draw:
         self.shared_prefix = [9_000 + i for i in range(self.engine["max_model_len"])]
         self.share_of_related_prompts = rng.choice((0.0, 0.3, 0.8))
         self.share_of_stops = rng.choice((0.0, 0.25, 0.75))
-        self.longest_prompt = rng.choice((4, 20, 100, 1000))
-        self.longest_output = rng.choice((3, 20, 60, 200))
         self.may_outgrow = rng.random() < 0.1
 
     def scenario(self, name: str) -> Scenario:
@@ -51,17 +51,21 @@ class _Draw:
         chunked = rng.random() < 0.75
         budget = rng.choice((8, 12, 16, 24, 32, 64, 200, 2048))
         # Enough for one request of full length, or for many; what is in between is where the pool runs short.
-        one = -(-max_model_len // block_size)
-        usable = max(2, int(one * rng.choice((0.4, 1, 1, 1.2, 1.5, 2, 2, 3, 5, 10, 40))) + rng.randrange(3))
+        longest = min(max_model_len, self.longest_prompt + self.longest_output)
+        share = rng.choice((0.4, 1, 1, 1.2, 1.5, 1.5, 2, 2, 2, 3, 5, 40))
+        usable = max(2, int(share * -(-longest // block_size)) + rng.randrange(3))
+        # vLLM refuses such a small budget at start-up, but its scheduler can work with it.
+        if rng.random() < 0.95:
+            budget = max(budget, max_num_seqs)
         return {
             "block_size": block_size,
             "num_gpu_blocks": usable + 1,
             "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max(budget, max_num_seqs if chunked else max(max_num_seqs, max_model_len)),
+            "max_num_batched_tokens": budget if chunked or rng.random() < 0.1 else max(budget, max_model_len),
             "max_model_len": max_model_len,
             "enable_chunked_prefill": chunked,
             "enable_prefix_caching": rng.random() < 0.75,
-            "scheduling_policy": rng.choice(("fcfs", "fcfs", "priority")),
+            "scheduling_policy": rng.choice(("fcfs", "priority")),
             "long_prefill_token_threshold": min(rng.choice((0, 0, 0, 1, 4, 8, 30)), max_model_len),
             "watermark": rng.choice((0.0, 0.0, 0.1, 0.25)),
             "scheduler_reserve_full_isl": rng.random() < 0.6,
