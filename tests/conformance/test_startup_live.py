@@ -87,9 +87,7 @@ def real(flags: dict[str, Any], model_dir: Path, usage: str) -> tuple[dict[str, 
 def difference(flags: dict[str, Any], model: str, model_dirs: dict[str, Path], usage: str) -> str | None:
     """None when both agree, else a line that says how they do not."""
     held, error = real(flags, model_dirs[model], usage)
-    ours = startup.start(
-        flags, startup.model_from_config(MODELS[model]), version=VERSION, device="cpu", usage=usage
-    )  # type: ignore[arg-type]
+    ours = startup.start(flags, startup.model_from_config(MODELS[model]), version=VERSION, device="cpu", usage=usage)
     case = f"{flags} on {model!r} as {usage}"
     if (held is not None) != ours.accepted:
         return f"{case}: vLLM {'accepts' if held else 'refuses'}, we say {ours.findings}; {error[:300]}"
@@ -156,7 +154,7 @@ def test_random_draws_agree(model_dirs: dict[str, Path]) -> None:
         model, usage = draw.choice(list(MODELS)), draw.choice(list(USAGES))
         wrong.append(difference(flags, model, model_dirs, usage))
         started += startup.start(flags, startup.model_from_config(MODELS[model]), version=VERSION).accepted
-    assert not any(wrong), "\n".join([f"{sum(map(bool, wrong))} differ"] + [line for line in wrong if line][:40])
+    assert not any(wrong), "\n".join([f"{sum(map(bool, wrong))} differ", *[line for line in wrong if line][:40]])
     # Both verdicts must be common, or agreement would mean little.
     assert 0.2 * DRAWS < started < 0.8 * DRAWS
 
