@@ -46,6 +46,18 @@ RULES: dict[str, Rule] = {
         Rule(id="unknown-choice", level="refused", stage="config", remedy="give one of the allowed values"),
         Rule(id="unknown-flag", level="refused", stage="config", remedy="drop the flag, or move to a release with it"),
         Rule(
+            id="null-in-config-file",
+            level="refused",
+            stage="config",
+            remedy="leave the key out of the config file",
+        ),
+        Rule(
+            id="false-lost-in-config-file",
+            level="changed",
+            stage="config",
+            remedy="write the flag's no- form: true",
+        ),
+        Rule(
             id="context-above-model",
             level="refused",
             stage="config",

@@ -10,9 +10,10 @@ from msgspec import UNSET
 
 from sim.engine import startup
 from sim.engine.startup import Device, Finding, Model, Version
-from sim.preflight import installed, verl
+from sim.preflight import installed, verl, vllm_config_file
 from sim.preflight.launch import Launch, Place, PreflightError, Setting
 from sim.preflight.memory import RaiseCost, raise_cost
+from sim.preflight.spelling import show
 
 _BATCH = ("enable_chunked_prefill", "max_num_batched_tokens", "max_model_len")
 BLAMED: dict[str, tuple[str, ...]] = {
@@ -80,7 +81,10 @@ def read_targets(texts: Iterable[str]) -> Target:
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding with the lines to blame, `places[0]` first of all, and the price of the raise if it is one."""
+    """A finding with the lines to blame, `places[0]` first of all, and the price of the raise if it is one.
+
+    `spelled` is the blamed setting as it was written, its value with it.
+    """
 
     finding: Finding
     spelled: str
@@ -116,6 +120,9 @@ def judge(launch: Launch, target: Target, model: Model | None = None, *, device:
             allow_longer_context=launch.allow_longer_context,
         )
     else:
+        of_file: list[Finding] = []
+        if launch.from_vllm_config_file:
+            values, of_file = vllm_config_file.forward(launch.settings, target.vllm)
         outcome = startup.start(
             values,
             facts,
@@ -123,9 +130,30 @@ def judge(launch: Launch, target: Target, model: Model | None = None, *, device:
             device=device,
             allow_longer_context=launch.allow_longer_context,
         )
+        outcome = msgspec.structs.replace(outcome, findings=(*of_file, *outcome.findings))
     judged = [_judged(f, launch, facts, outcome.final) for f in outcome.findings]
     judged += [_not_known(name, setting) for name, setting in launch.unknown.items()]
+    judged += _not_judged(launch, outcome)
     return Verdict(launch=launch, targets=target.names(launch), judged=tuple(judged), final=outcome.final)
+
+
+def _not_judged(launch: Launch, outcome: verl.VerlStartup | startup.Startup) -> list[Judged]:
+    """What no rule here speaks of, so that silence is not taken for consent."""
+    whys = []
+    if launch.ignored:
+        whys.append(f"no rule speaks of {', '.join(launch.ignored)}")
+    if isinstance(outcome, verl.VerlStartup) and outcome.engine is None and outcome.starts:
+        whys.append(f"verl's own rules passed; those of {outcome.rollout['name']} itself are not known here")
+    return [
+        Judged(
+            finding=Finding(
+                rule="not-judged", level="note", stage="config", setting=launch.engine, why=why, remedy="none needed"
+            ),
+            spelled=launch.engine,
+            places=(launch.place,),
+        )
+        for why in whys
+    ]
 
 
 def find_model(path: str | None) -> Model:
@@ -158,10 +186,17 @@ def _judged(found: Finding, launch: Launch, model: Model, final: dict[str, Any])
     blamed = next((launch.settings[name] for name in compared if name in launch.settings), None)
     return Judged(
         finding=found,
-        spelled=found.setting if blamed is None else blamed.spelled,
+        spelled=f"{found.setting} (nowhere set)" if blamed is None else _as_written(blamed),
         places=(launch.place,) if blamed is None else blamed.places,
         cost=_cost(found, model, final),
     )
+
+
+def _as_written(setting: Setting) -> str:
+    if setting.spelled.startswith("-"):
+        return setting.spelled if isinstance(setting.value, bool) else f"{setting.spelled} {setting.value}"
+    value = True if setting.spelled.startswith("no") and setting.value is False else setting.value
+    return f"{setting.spelled}={show(value)}"
 
 
 def _cost(found: Finding, model: Model, final: dict[str, Any]) -> RaiseCost | None:

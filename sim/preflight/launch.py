@@ -35,13 +35,16 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """One engine about to be started.
 
     `settings` are keyed by vLLM's argument name or verl's rollout setting (`engine_kwargs.vllm.X` for a pass-through);
-    a key that is not there is unset. `unknown` holds those set to something that cannot be known here.
+    a key that is not there is unset. `unknown` holds those set to something that cannot be known here, `ignored` the
+    engine flags that no rule speaks of.
     """
 
     dialect: Dialect
     engine: str
     settings: dict[str, Setting]
     unknown: dict[str, Setting] = {}
+    ignored: tuple[str, ...] = ()
     model: str | None = None
     allow_longer_context: bool = False
+    from_vllm_config_file: bool = False
     place: Place = Place()

@@ -1,7 +1,9 @@
 """Reads settings from words: preflight's own arguments, a `vllm serve` command line, Hydra overrides."""
 
+import difflib
+import itertools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sim.engine import startup
 from sim.preflight import spelling, verl
@@ -82,21 +84,22 @@ def read_vllm_words(words: Sequence[Word], place: Place = TYPED) -> Launch:
     """A launch from vLLM's own flags, with or without `vllm serve MODEL` before them."""
     known: dict[str, Setting] = {}
     unknown: dict[str, Setting] = {}
-    model = None
-    queue = list(words)
-    for position, word in enumerate(queue):
-        if word.text == "serve" and position + 1 < len(queue) and not queue[position + 1].text.startswith("-"):
-            model = queue[position + 1].text if queue[position + 1].known else None
+    ignored: list[str] = []
+    model: Word | None = None
+    for word, following in itertools.zip_longest(words, words[1:]):
+        if word.text == "serve" and following is not None and not following.text.startswith("-"):
+            model = following
         if not word.text.startswith("-"):
             continue
         flag, equals, text = word.text.partition("=")
-        if flag in ("--model", "-m") and not equals and position + 1 < len(queue) and flag == "--model":
-            model = queue[position + 1].text if queue[position + 1].known else None
+        if flag == "--model":
+            model = Word(text, word.places) if equals else following
+            continue
         named = spelling.vllm_flag(flag)
         if named is None:
+            ignored += [flag] if flag.startswith("--") else []
             continue
         argument, negated = named
-        following = queue[position + 1] if position + 1 < len(queue) else None
         if startup.FLAGS[argument].kind is bool:
             if equals or (following is not None and following.text.lower() in ("true", "false")):
                 off = f"--no-{argument.replace('_', '-')}"
@@ -114,7 +117,15 @@ def read_vllm_words(words: Sequence[Word], place: Place = TYPED) -> Launch:
         else:
             value = spelling.vllm_value(argument, text)
             known[argument] = Setting(value=value, spelled=flag, places=carrier.places)
-    return Launch(dialect="vllm", engine="vllm", settings=known, unknown=unknown, model=model, place=place)
+    return Launch(
+        dialect="vllm",
+        engine="vllm",
+        settings=known,
+        unknown=unknown,
+        ignored=tuple(ignored),
+        model=model.text if model is not None and model.known else None,
+        place=place,
+    )
 
 
 def looks_like_override(text: str) -> bool:
@@ -124,22 +135,48 @@ def looks_like_override(text: str) -> bool:
 
 
 def read_words(texts: Sequence[str]) -> list[Launch]:
-    """The launches that preflight's own arguments describe, in vLLM's spelling or in verl's, not in both."""
+    """The launches that preflight's own arguments describe, in vLLM's spelling or in verl's, not in both.
+
+    verl's settings may leave out the path: `max_model_len=4096` is `rollout.max_model_len=4096`.
+    """
+    texts = [f"rollout.{text}" if text.partition("=")[0] in verl.ROLLOUT_DEFAULTS else text for text in texts]
     overrides = [text for text in texts if looks_like_override(text)]
     flags = [text for text in texts if not looks_like_override(text)]
     if overrides and flags:
         raise PreflightError(f"{flags[0]} is vLLM's spelling and {overrides[0]} verl's: use one of the two")
-    if overrides:
-        launches = read_overrides([Word(text) for text in overrides])
-        if not launches:
-            allowed = ", ".join(sorted(verl.ROLLOUT_DEFAULTS))
-            raise PreflightError(f"{overrides[0]}: no rollout setting; known: actor_rollout_ref.rollout.{{{allowed}}}")
-        return launches
+    if not overrides:
+        return [_read_typed_flags(flags)]
+    for text in overrides:
+        path = text.partition("=")[0].lstrip("+~")
+        setting = path.rpartition(".")[2]
+        if spelling.verl_path(path) is None and ".rollout." in f".{path}":
+            _refuse_near_miss(path, setting, verl.ROLLOUT_DEFAULTS)
+    launches = read_overrides([Word(text) for text in overrides])
+    if not launches:
+        allowed = ", ".join(sorted(verl.ROLLOUT_DEFAULTS))
+        raise PreflightError(f"{overrides[0]}: no rollout setting; known: actor_rollout_ref.rollout.{{{allowed}}}")
+    return launches
+
+
+def _read_typed_flags(flags: Sequence[str]) -> Launch:
+    """Like a command line in a file, but a word that means nothing is an error: it was typed just now."""
+    before = ""
     for word in flags:
-        if word.startswith("--") and spelling.vllm_flag(word.partition("=")[0]) is None and word != "--model":
-            allowed = ", ".join("--" + name.replace("_", "-") for name in startup.FLAGS)
-            raise PreflightError(f"{word}: not a flag that decides a start; known: {allowed}")
-    return [read_vllm_words([Word(text) for text in flags])]
+        if not word.startswith("-") and not before.startswith("-") and word not in ("vllm", "serve"):
+            if before != "serve":
+                allowed = "flags of vLLM, or verl settings like actor_rollout_ref.rollout.max_model_len=4096"
+                raise PreflightError(f"{word}: expected {allowed}")
+        elif word.startswith("--") and spelling.vllm_flag(word.partition("=")[0]) is None:
+            name = word.partition("=")[0].lstrip("-").replace("-", "_")
+            _refuse_near_miss(word, name.removeprefix("no_"), startup.FLAGS)
+        before = word
+    return read_vllm_words([Word(text) for text in flags])
+
+
+def _refuse_near_miss(spelled: str, name: str, known: Iterable[str]) -> None:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    if close:
+        raise PreflightError(f"{spelled}: no such setting; did you mean {close[0]}?")
 
 
 def read_vllm_command(text: str, file: str | None = None) -> Launch:

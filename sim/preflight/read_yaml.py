@@ -11,8 +11,8 @@ from sim.preflight import spelling, verl
 from sim.preflight.launch import Launch, Place, PreflightError, Setting
 from sim.preflight.read_flags import UNKNOWN, data_fed
 
-_ENGINE_SECTIONS = ("rollout", "inference")
-_TELLING = frozenset(("max_model_len", "max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill"))
+_COMMON_WORDS = frozenset(("name", "mode", "dtype", "load_format", "watermark", "block_size"))
+"""Keys that half of all YAML files have: alone at the top of a document they do not make it an engine's."""
 _ONLY_VLLM = frozenset(startup.FLAGS) - frozenset(verl.ROLLOUT_DEFAULTS) | {"model", "served_model_name"}
 _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 _MAX_INTERPOLATIONS = 16
@@ -27,14 +27,20 @@ def read_yaml(text: str, file: str, env: Mapping[str, str]) -> list[Launch]:
         named = spelling.verl_path(normal)
         if named is not None:
             sections.setdefault(named[0], {})[named[1]] = (value, line, path)
-        elif "." not in normal and (normal in startup.FLAGS or normal in verl.ROLLOUT_DEFAULTS):
+        elif "." not in normal and normal in verl.ROLLOUT_DEFAULTS:
             sections.setdefault("", {})[normal] = (value, line, path)
+        elif "." not in normal and (flag := spelling.vllm_flag(path)) is not None:
+            # `no-enable-chunked-prefill: true` is vLLM's way to say false here.
+            turned = not value if flag[1] and isinstance(value, bool) else value
+            sections.setdefault("", {})[flag[0]] = (turned, line, path)
     launches = []
     for engine, section in sections.items():
-        if not any(name in _TELLING or name.startswith("engine_kwargs") for name in section):
+        if not engine and section.keys() <= _COMMON_WORDS:
             continue
-        top = {path.replace("-", "_") for path in flat}
-        is_vllm = engine == "" and (any("-" in spelled for _, _, spelled in section.values()) or bool(top & _ONLY_VLLM))
+        is_vllm = engine == "" and (
+            any("-" in spelled or spelled.startswith("no_") for _, _, spelled in section.values())
+            or not _ONLY_VLLM.isdisjoint(path.replace("-", "_") for path in flat)
+        )
         launches.append(_launch(engine, section, flat, file, env, is_vllm=is_vllm))
     return launches
 
@@ -104,6 +110,7 @@ def _launch(
         settings=data_fed(known),
         unknown=data_fed(unknown),
         model=path if isinstance(path, str) else None,
+        from_vllm_config_file=is_vllm,
         place=Place(file, first),
     )
 

@@ -61,9 +61,10 @@ def as_text(verdicts: Sequence[Verdict], *, unread: Sequence[Fed] = (), errors: 
 def _offender_lines(offender: Offender) -> list[str]:
     judged = offender.judged
     found = judged.finding
-    level = found.level if found.condition is None else f"{found.level} if {found.condition}"
-    lines = [
-        f"{level:<8} {judged.places[0]}  {judged.spelled}",
+    lines = [f"{found.level:<8} {judged.places[0]}  {judged.spelled}"]
+    if found.condition is not None:
+        lines.append(f"  if      {found.condition}")
+    lines += [
         f"  rule    {found.rule} ({found.stage}; {', '.join(offender.targets)})",
         f"  why     {found.why}",
     ]

@@ -23,6 +23,8 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
 
 from sim.engine import startup
+from sim.preflight import vllm_config_file
+from sim.preflight.read_yaml import read_yaml
 
 VERSION = tuple(int(part) for part in vllm.__version__.split(".")[:2])
 DRAWS = int(os.environ.get("ROLLCAGE_LIVE_DRAWS", "2000"))
@@ -167,6 +169,39 @@ def test_longer_context_by_environment(model_dirs: dict[str, Path], monkeypatch:
     assert held is not None
     assert ours.accepted
     assert held["max_model_len"] == ours.final["max_model_len"] == 5000
+
+
+CONFIG_FILES = (
+    "enable-chunked-prefill: false",
+    "enable_chunked_prefill: false",
+    "no-enable-chunked-prefill: true",
+    "enable-chunked-prefill: true",
+    "enable_prefix_caching: false",
+    "max-model-len: null",
+    "max_num_seqs: null",
+    "max-num-batched-tokens: 8k",
+    "max-model-len: 32K",
+    "max_model_len: 4096",
+)
+
+
+@pytest.mark.parametrize("text", CONFIG_FILES)
+def test_config_file_agrees(text: str, tmp_path: Path) -> None:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    file = tmp_path / "serve.yaml"
+    file.write_text(text + "\n")
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    try:
+        parsed = vars(parser.parse_args(parser.load_config_file(str(file))))
+    except SystemExit:
+        parsed = {}
+    (launch,) = read_yaml(text + "\nmodel: tiny\n", "serve.yaml", {})
+    passed, found = vllm_config_file.forward(launch.settings, VERSION)
+    refused = any(f.level == "refused" for f in found)
+    assert refused == (not parsed)
+    for name in launch.settings if parsed else ():
+        assert parsed[name] == passed.get(name), f"{text}: vLLM has {parsed[name]}, we {passed}"
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 128])
