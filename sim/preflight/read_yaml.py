@@ -37,6 +37,8 @@ def read_yaml(text: str, file: str, env: Mapping[str, str]) -> list[Launch]:
     for engine, section in sections.items():
         if not engine and section.keys() <= _COMMON_WORDS:
             continue
+        if engine and section.get("name", ("",))[0] is None:
+            continue  # verl's way to say that this engine is not in use
         is_vllm = engine == "" and (
             any("-" in spelled or spelled.startswith("no_") for _, _, spelled in section.values())
             or not _ONLY_VLLM.isdisjoint(path.replace("-", "_") for path in flat)

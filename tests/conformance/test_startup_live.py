@@ -161,6 +161,33 @@ def test_random_draws_agree(model_dirs: dict[str, Path]) -> None:
     assert 0.2 * DRAWS < started < 0.8 * DRAWS
 
 
+@pytest.mark.parametrize(
+    ("flags", "forgotten"),
+    [
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, "_scheduler"),
+        ({"max_num_batched_tokens": 64, "enable_chunked_prefill": False}, "_scheduler"),
+        ({"tensor_parallel_size": 3}, "_parallel"),
+        ({"max_num_seqs": 0}, "check_flags"),
+    ],
+)
+def test_a_forgotten_rule_shows(
+    flags: dict[str, Any], forgotten: str, model_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: rules that find nothing. The comparison must tell."""
+    assert difference(flags, "plain", model_dirs, "engine") is None
+    monkeypatch.setattr(startup, forgotten, lambda *_: [])
+    told = difference(flags, "plain", model_dirs, "engine")
+    assert told is not None
+    assert "vLLM refuses" in told
+
+
+def test_a_wrong_final_value_shows(model_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(startup.BATCH_DEFAULTS, ("cpu", "serve"), startup.BatchDefaults(2048, 127, per_rank=True))
+    told = difference({}, "plain", model_dirs, "serve")
+    assert told is not None
+    assert "'max_num_seqs': (128, 127)" in told
+
+
 def test_longer_context_by_environment(model_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
     held, _ = real({"max_model_len": 5000}, model_dirs["plain"], "serve")

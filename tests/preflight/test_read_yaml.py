@@ -88,6 +88,11 @@ def test_false_and_null_in_vllms_config_file(line: str, version: tuple[int, ...]
     assert [f.rule for f in found] == rules
 
 
+def test_an_engine_without_a_name_is_not_in_use() -> None:
+    unused = "reward_model:\n  rollout: {name: null, enable_chunked_prefill: null}\n"
+    assert read_yaml(unused, "c.yaml", {}) == []
+
+
 def test_other_documents_say_nothing() -> None:
     assert read_yaml("name: ci\nmode: fast\n", "c.yaml", {}) == []
     assert read_yaml("- 1\n- 2\n", "c.yaml", {}) == []

@@ -16,5 +16,17 @@ ROLLOUT=(
     actor_rollout_ref.rollout.max_model_len=$((max_prompt_length + max_response_length))
 )
 
-python3 -m verl.trainer.main_ppo "${DATA[@]}" "${ROLLOUT[@]}" \
+EXTRA=(
+)
+LAUNCH=(python3)
+if [ "${USE_UV:-1}" != 0 ] && { [ "${DEVICE:-gpu}" = gpu ] || [ "${DEVICE:-gpu}" = npu ]; }; then
+    LAUNCH=(uv run --frozen python3)
+    EXTRA+=(actor_rollout_ref.rollout.gpu_memory_utilization=0.7)
+fi
+host=$(python3 - <<'PY'
+print("a (host)")
+PY
+)
+
+"${LAUNCH[@]}" -m verl.trainer.main_ppo "${DATA[@]}" "${ROLLOUT[@]}" "${EXTRA[@]}" \
     actor_rollout_ref.actor.fsdp_config.param_offload=${offload} "$@"
