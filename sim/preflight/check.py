@@ -178,7 +178,7 @@ def read_model(file: Path) -> Model:
 
 
 def _judged(found: Finding, launch: Launch, model: Model, final: dict[str, Any]) -> Judged:
-    compared = BLAMED.get(found.rule, (found.setting,))
+    compared = [spelling for name in BLAMED.get(found.rule, (found.setting,)) for spelling in _spellings(name, launch)]
     not_known = [name for name in compared if name in launch.unknown]
     if not_known and found.level in ("refused", "changed"):
         condition = f"{' and '.join(not_known)} is set to something not known here"
@@ -190,6 +190,14 @@ def _judged(found: Finding, launch: Launch, model: Model, final: dict[str, Any])
         places=(launch.place,) if blamed is None else blamed.places,
         cost=_cost(found, model, final),
     )
+
+
+def _spellings(setting: str, launch: Launch) -> tuple[str, ...]:
+    """The keys a launch may hold a setting under; with verl the pass-through decides, for it is laid on last."""
+    if launch.dialect == "vllm":
+        return (setting,)
+    own = next((name for name, argument in verl.FORWARDED.items() if argument == setting), setting)
+    return (f"engine_kwargs.vllm.{setting}", own)
 
 
 def _as_written(setting: Setting) -> str:

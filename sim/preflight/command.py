@@ -76,13 +76,20 @@ def _read(source: Path | None, words: tuple[str, ...]) -> Tree:
             raise PreflightError("nothing to judge: give flags, verl settings, --from FILE, or a directory")
         if len(words) == 1 and not words[0].startswith("-") and "=" not in words[0]:
             raise PreflightError(f"{words[0]}: no such file or directory")
-        return Tree(launches=read_words(words))
+        return Tree(launches=_in_this_environment(read_words(words)))
     if not source.is_file():
         raise PreflightError(f"--from {source}: no such file")
     tree = scan.read_file(source, os.environ)
+    tree.launches = _in_this_environment(tree.launches)
     if words:
         tree.launches = [_overlaid(launch, read_words(words), source) for launch in tree.launches]
     return tree
+
+
+def _in_this_environment(launches: Sequence[Launch]) -> list[Launch]:
+    """vLLM reads one switch of the rules from the environment; what is judged for this shell has this shell's."""
+    longer = os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "").lower() in ("1", "true")
+    return [msgspec.structs.replace(x, allow_longer_context=longer or x.allow_longer_context) for x in launches]
 
 
 def _overlaid(launch: Launch, on_top: Sequence[Launch], source: Path) -> Launch:

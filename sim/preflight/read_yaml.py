@@ -37,7 +37,7 @@ def read_yaml(text: str, file: str, env: Mapping[str, str]) -> list[Launch]:
     for engine, section in sections.items():
         if not engine and section.keys() <= _COMMON_WORDS:
             continue
-        if engine and section.get("name", ("",))[0] is None:
+        if engine and "name" in section and _resolve(section["name"][0], flat, env) is None:
             continue  # verl's way to say that this engine is not in use
         is_vllm = engine == "" and (
             any("-" in spelled or spelled.startswith("no_") for _, _, spelled in section.values())

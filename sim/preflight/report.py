@@ -51,8 +51,8 @@ def as_text(verdicts: Sequence[Verdict], *, unread: Sequence[Fed] = (), errors: 
         lines += [*_offender_lines(offender), ""]
     for fed in unread:
         lines += [f"note     {fed.places[0]}  {fed.name}={fed.text}", f"         handed to {fed.script}, not here", ""]
-    if len(verdicts) == 1:
-        lines += [*_launch_lines(verdicts[0]), ""]
+    if len(verdicts) == 1 and (of_launch := _launch_lines(verdicts[0])):
+        lines += [*of_launch, ""]
     lines += [f"not read {error}" for error in errors]
     lines.append(_summary(verdicts, found, errors))
     return "\n".join(lines)

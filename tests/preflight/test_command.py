@@ -116,6 +116,26 @@ def test_environment_feeds_a_config(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("--from", str(LAUNCH / "configs" / "grpo_stale.yaml")).exit_code == 0
 
 
+def test_vllms_switch_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ("--max-model-len", "5000", "--max-position-embeddings", "4096")
+    assert run(*flags).exit_code == 1
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    assert run(*flags).exit_code == 0
+
+
+def test_the_setting_that_decides_is_blamed() -> None:
+    """A pass-through over the rollout setting, and vLLM's name for a setting that verl names otherwise."""
+    passed_on = f"+{ROLLOUT}.engine_kwargs.vllm.max_num_batched_tokens=4096"
+    (refused,) = (
+        o for o in as_json(*STALE, f"{ROLLOUT}.max_model_len=8192", passed_on)["offenders"] if o["level"] == "refused"
+    )
+    assert refused["spelled"] == f"{ROLLOUT}.enable_chunked_prefill=false"
+    (seqs,) = as_json(f"{ROLLOUT}.max_num_seqs=64", passed_on.replace("4096", "32"))["offenders"][:1]
+    assert seqs["spelled"] == f"{ROLLOUT}.engine_kwargs.vllm.max_num_batched_tokens=32"
+    (ranks,) = as_json(f"{ROLLOUT}.tensor_model_parallel_size=0")["offenders"]
+    assert ranks["spelled"] == f"{ROLLOUT}.tensor_model_parallel_size=0"
+
+
 def test_a_value_not_known_softens_the_verdict(tmp_path: Path) -> None:
     """max_model_len from a command's output: nobody can say that it is too long."""
     script = tmp_path / "run.sh"
