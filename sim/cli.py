@@ -190,6 +190,7 @@ def _progress(label: str, worlds: int | None, seconds: float | None) -> Iterator
 
 def _save_finds(campaigns: "list[Campaign]", folder: Path) -> "dict[int, str]":
     from sim import corpus
+    from sim.invariants import INVARIANTS
     from sim.world import run_world
 
     paths: dict[int, str] = {}
@@ -200,7 +201,7 @@ def _save_finds(campaigns: "list[Campaign]", folder: Path) -> "dict[int, str]":
             observed = sorted({v.invariant for v in corpus.violations(find.case, campaign.sut)})
             entry = corpus.Entry(
                 origin=f"found by a search, seed {campaign.seed}",
-                invariant=find.invariant if find.invariant in corpus.INVARIANTS else None,
+                invariant=find.invariant if find.invariant in INVARIANTS else None,
                 expected={campaign.sut.key: observed},
                 case=find.case,
             )

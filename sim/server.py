@@ -358,4 +358,3 @@ class FakeRolloutServer:
 
     def _end(self, request: int, outcome: Outcome, tokens: int, error: str | None = None) -> None:
         self._trace.add(Ended(self._loop.now_ns, request, outcome, tokens, error))
-

@@ -9,10 +9,22 @@ from typing import Any
 from msgspec import UNSET
 
 from sim.case import Case, explicit_limit, params_owner
-from sim.clock import Deadlock, Deviation, Deviations, Fifo, Horizon, Order, RandomOrder, StepCap, VirtualLoop, tamed, to_ns
+from sim.clock import (
+    Deadlock,
+    Deviation,
+    Deviations,
+    Fifo,
+    Horizon,
+    Order,
+    RandomOrder,
+    StepCap,
+    VirtualLoop,
+    tamed,
+    to_ns,
+)
 from sim.decode import ConstantRate
 from sim.faults import Stage, Triggers, act
-from sim.server import FakeRolloutServer, first_token
+from sim.server import first_token
 from sim.sut.interface import Client, Config, Context, Sut
 from sim.sut.reference.agent import Trajectory, run_turns
 from sim.sut.reference.routing import LeastLoadedBalancer
@@ -257,12 +269,23 @@ class World:
         observed = _ObservedClient(case, client, loop, trace, model)
         params = self._sampling_params()
         tasks = [
-            loop.create_task(self._run_session(index, observed, params[params_owner(case, index)]), name=f"session {index}")
+            loop.create_task(
+                self._run_session(index, observed, params[params_owner(case, index)]), name=f"session {index}"
+            )
             for index in range(len(case.sessions))
         ]
         stage = Stage(
-            loop, trace, wire, triggers, names, servers, handles, self._balancer, tasks,
-            set(range(case.replicas)), asyncio.Lock(),
+            loop,
+            trace,
+            wire,
+            triggers,
+            names,
+            servers,
+            handles,
+            self._balancer,
+            tasks,
+            set(range(case.replicas)),
+            asyncio.Lock(),
         )
         waiting: list[asyncio.Task[None]] = []
         acting: list[asyncio.Task[None]] = []
@@ -307,7 +330,7 @@ class World:
             default_balancer()
         if not callable(getattr(client, "generate", None)):
             raise TypeError(f"the factory of {self.sut.name} returned {type(client).__name__}, which has no generate()")
-        return client  # type: ignore[no-any-return]
+        return client
 
     def _sampling_params(self) -> list[dict[str, Any]]:
         """One params object a session; sessions that share one are given the owner's."""
@@ -333,21 +356,17 @@ class World:
             current_turn.set(TurnInProgress(index, -1))
             origin = first_token(index)
             prompt_ids = list(range(origin, origin + session.prompt_tokens))
-            await run_turns(
-                client, prompt_ids, session.turns, params, self.case.budget.response_length, trajectory
-            )
+            await run_turns(client, prompt_ids, session.turns, params, self.case.budget.response_length, trajectory)
         except asyncio.CancelledError:
             outcome = "cancelled"
         except Exception as error:
             outcome, text = "error", f"{type(error).__name__}: {error}"
         self.trace.add(
-            SessionEnded(
-                self._loop.now_ns, index, outcome, trajectory.response_tokens, trajectory.kept_tokens, text
-            )
+            SessionEnded(self._loop.now_ns, index, outcome, trajectory.response_tokens, trajectory.kept_tokens, text)
         )
 
     async def _run_fault(self, stage: Stage, index: int, fault: Any, acting: "list[asyncio.Task[None]]") -> None:
-        """Waits for its time in this task, which the end of all sessions may cancel, and acts in one that ends by itself."""
+        """Waits for its time in a task that the end of all sessions may cancel, and acts in one that ends by itself."""
         await stage.triggers.wait(fault.at)
         acting.append(self._loop.create_task(act(stage, index, fault), name=f"fault {index} acting"))
 

@@ -67,9 +67,7 @@ class Bench:
 
         async def call():
             await asyncio.sleep(at_s)
-            answer = self.loop.create_future()
-            self.server.generate(request, answer.set_result, prompt_ids, params, f"id-{request}")
-            return await answer
+            return await self.server.generate(request, prompt_ids, params, f"id-{request}")
 
         return self.loop.create_task(call())
 

@@ -22,7 +22,7 @@ def test_d1_catches_a_balancer_that_remembers_earlier_worlds_and_passes_the_know
 
 def test_d1_cannot_be_judged_by_one_trace():
     trace = run_world(CASE, load_sut("reference:counts-worlds"))
-    assert judge(CASE, trace, ["harness"]) == []
+    assert judge(CASE, trace, ["D1"]) == []
 
 
 def test_d1_names_the_end_of_the_shorter_run():

@@ -68,7 +68,10 @@ class DeferredClient:
         server_id, server = await self.acquire(request_id)
         try:
             output: TokenOutput = await server.generate.remote(
-                request_id=f"request-{next(self._requests)}", prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs
+                request_id=f"request-{next(self._requests)}",
+                prompt_ids=prompt_ids,
+                sampling_params=sampling_params,
+                **kwargs,
             )
             return output
         finally:
