@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from msgspec import UNSET
 
@@ -25,7 +25,7 @@ from sim.clock import (
 from sim.decode import ConstantRate
 from sim.faults import Stage, Triggers, act
 from sim.server import first_token
-from sim.sut.interface import Client, Config, Context, Sut
+from sim.sut.interface import Client, Config, Context, Sut, SutError
 from sim.sut.reference.agent import Trajectory, run_turns
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.trace import Logged, Message, SessionEnded, Trace, TurnEnded, TurnStarted, WorldEnded, ids_as_runs
@@ -318,10 +318,13 @@ class World:
             assert self._balancer is not None
             return self._balancer
 
-        made = self.sut.factory(Context(_client_config(self.case), servers, make_balancer, default_balancer))
-        client = made
-        if isinstance(made, tuple):
-            client, balancer = made
+        context = Context(_client_config(self.case), servers, make_balancer, default_balancer)
+        try:
+            client = self.sut.factory(context)
+        except Exception as error:
+            raise SutError(f"the factory of SUT {self.sut.name!r} raised {type(error).__name__}: {error}") from error
+        if isinstance(client, tuple):
+            client, balancer = client
             if isinstance(balancer, BalancerHandle):
                 self._balancer = balancer
             else:
@@ -329,8 +332,11 @@ class World:
         if self._balancer is None:
             default_balancer()
         if not callable(getattr(client, "generate", None)):
-            raise TypeError(f"the factory of {self.sut.name} returned {type(client).__name__}, which has no generate()")
-        return client
+            raise SutError(
+                f"the factory of SUT {self.sut.name!r} returned {type(client).__name__}, which has no generate(); "
+                f"a client or (client, balancer) is needed"
+            )
+        return cast(Client, client)
 
     def _sampling_params(self) -> list[dict[str, Any]]:
         """One params object a session; sessions that share one are given the owner's."""
@@ -381,7 +387,7 @@ class World:
 def unwrapped(cls: type[Any]) -> type[Any]:
     """The plain class inside a Ray actor class; a plain class as it is."""
     metadata = getattr(cls, "__ray_metadata__", None)
-    return cls if metadata is None else metadata.modified_class  # type: ignore[no-any-return]
+    return cls if metadata is None else cast(type[Any], metadata.modified_class)
 
 
 def run_world(case: Case, sut: Sut) -> Trace:
