@@ -1,5 +1,6 @@
 """The command line. Heavy imports wait until a command needs them, so that `rollcage --help` answers at once."""
 
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,24 @@ _DEFAULT_SECONDS = 10.0
 _RESCUE_FOLDER = Path("found")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+_ELSEWHERE = {"preflight": "sim.preflight.command"}
+"""Commands that live in rooms of their own: command → module with a click command of that name."""
+
+
+class _Group(click.Group):
+    """Imports a command from its own room when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _ELSEWHERE:
+            command: click.Command = getattr(importlib.import_module(_ELSEWHERE[cmd_name]), cmd_name)
+            return command
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="rollcage")
 def main() -> None:
     """Finds budget overruns, routing violations and lost tokens in the code between an RL trainer and its inference

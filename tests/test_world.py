@@ -39,7 +39,7 @@ from sim.case import (
 )
 from sim.clock import to_ns
 from sim.invariants import INVARIANTS, judge
-from sim.sut.interface import Sut
+from sim.sut.interface import Sut, SutError
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Logged, Message, Sent, SessionEnded, TurnEnded, WorldEnded
@@ -324,7 +324,7 @@ def test_a_client_that_swallows_its_cancellation_is_no_hang():
 
 
 def test_a_factory_must_return_a_client():
-    with pytest.raises(TypeError, match="the factory of nothing returned int, which has no generate"):
+    with pytest.raises(SutError, match="the factory of SUT 'nothing' returned int, which has no generate"):
         run_world(Case(BUDGET, (ONE,)), Sut("nothing", "nothing", lambda context: 3))
 
 
@@ -332,7 +332,7 @@ def test_after_a_factory_that_fails_the_next_world_runs():
     def failing(context):
         raise OSError("no such model")
 
-    with pytest.raises(OSError, match="no such model"):
+    with pytest.raises(SutError, match="the factory of SUT 'failing' raised OSError: no such model"):
         run_world(Case(BUDGET, (ONE,)), Sut("failing", "failing", failing))
     assert run_world(Case(BUDGET, (ONE,)), load_sut(CLEAN)).is_done
 
