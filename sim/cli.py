@@ -325,8 +325,10 @@ def replay(paths: tuple[Path, ...], names: tuple[str, ...], corpus: Path | None,
 def _builtins_with_verdict(entry: "Entry") -> "list[Sut]":
     from sim.sut.registry import builtin_names
 
-    known = tuple(name for name in builtin_names() if name in entry.expected)
-    return _load_suts(known or _DEMONSTRATION)
+    known = [name for name in builtin_names() if name in entry.expected]
+    # What is violated is what a reader wants to see first.
+    known.sort(key=lambda name: not entry.expected[name])
+    return _load_suts(tuple(known) or _DEMONSTRATION)
 
 
 def _tell_replays(replays: "list[Replay]") -> None:
