@@ -362,7 +362,10 @@ class World:
             current_turn.set(TurnInProgress(index, -1))
             origin = first_token(index)
             prompt_ids = list(range(origin, origin + session.prompt_tokens))
-            await run_turns(client, prompt_ids, session.turns, params, self.case.budget.response_length, trajectory)
+            response_length = self.case.budget.response_length
+            await run_turns(
+                client, f"session-{index}", prompt_ids, session.turns, params, response_length, trajectory
+            )
         except asyncio.CancelledError:
             outcome = "cancelled"
         except Exception as error:
