@@ -162,6 +162,8 @@ class FakeRolloutServer:
         `request` is the number that the transport gave the call; the rest is verl's signature.
         """
         try:
+            if not len(prompt_ids):
+                raise NoRoom("the prompt is empty")
             grant = take_grant(self.settings.dialect, self.budget, len(prompt_ids), sampling_params)
             self._refuse_leftovers(sampling_params)
         except (NoRoom, TypeError) as error:

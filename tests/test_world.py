@@ -176,6 +176,17 @@ def test_response_length_ends_the_turns_and_slices_the_rest(turns, started, resp
     assert (ended.response_tokens, ended.kept_tokens) == (response, kept)
 
 
+def test_a_response_at_response_length_calls_no_tool():
+    session = Session(4, (Turn(10, tool_time_s=1.0), Turn(1)))
+    assert events(run_world(Case(BUDGET, (session,)), load_sut(CLEAN)), SessionEnded)[0].t_ns == to_ns(0.1)
+
+
+def test_attempts_are_numbered_within_their_turn():
+    faults = (AbortAll(AfterTokens(0, 2), 0), AbortAll(AfterTokens(0, 6), 0))
+    trace = run_world(Case(BUDGET, (Session(4, (Turn(3, 1), Turn(5))),), faults), load_sut(CLEAN))
+    assert [(event.turn, event.attempt) for event in events(trace, Sent)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
 def test_a_model_that_stops_late_stops_at_its_place_after_aborts():
     faults = (AbortAll(AfterTokens(0, 3), 0), AbortAll(AfterTokens(0, 5), 0))
     trace = run_world(Case(BUDGET, (Session(4, (Turn(7),)),), faults), load_sut(CLEAN))
