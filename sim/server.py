@@ -227,8 +227,7 @@ class FakeRolloutServer:
             self._gate_closed = True
             self._rejecting = reject_request and self.settings.dialect != "sglang"
             self._gate_opened.clear()
-            while self._admitting:
-                await asyncio.sleep(_ADMISSION_POLL_S)
+        await self._drain_admissions()
         self._catch_up()
         live = list(self._live.values())
         for each in live:
@@ -237,6 +236,11 @@ class FakeRolloutServer:
         self._catch_up()
         self._trace.add(Paused(self._loop.now_ns, self.replica, len(live)))
         return {"aborted_count": len(live), "request_ids": [each.request_id for each in live]}
+
+    async def _drain_admissions(self) -> None:
+        """Only a gate keeps new ones out, so only with a gate do they come to an end."""
+        while self.settings.submission_gate and self._admitting:
+            await asyncio.sleep(_ADMISSION_POLL_S)
 
     async def resume_generation(self) -> None:
         """Resumes the engine first, then opens the gate."""
