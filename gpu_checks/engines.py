@@ -4,6 +4,7 @@ vLLM is imported nowhere at the top of a module, so that every file here can be 
 """
 
 import asyncio
+import gc
 import importlib.metadata
 import importlib.util
 import json
@@ -202,6 +203,12 @@ class RealEngines:
         return Platform(device_name(), vllm_version(), self.settings.model or "tiny Qwen2, random weights")
 
     def close(self) -> None:
-        engines, self._engines = self._engines, []
-        for engine in engines:
-            engine.shutdown(timeout=0)
+        """Ends the engines, and what they started on the loop."""
+        while self._engines:
+            self._engines.pop().shutdown(timeout=0)
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.wait(tasks, timeout=5) if tasks else asyncio.sleep(0))
+        # An engine shuts itself down again when it is collected: not while the interpreter falls apart.
+        gc.collect()

@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from gpu_checks.compare import Figures, figures, first_difference, verdicts
 from gpu_checks.engines import RealEngines
 from gpu_checks.led_world import LedWorld
 from gpu_checks.points import Points
 from gpu_checks.real_world import RealLoop, RealWorld
-from sim.case import AtTime, Case
+from sim.case import AfterTokens, AtTime, Case
 from sim.server import FakeRolloutServer
 from sim.sut.interface import Sut
 from sim.trace import Trace
@@ -60,7 +62,7 @@ def why_not_expressible(case: Case, sut: Sut, engines: RealEngines) -> str | Non
 
 @dataclass(frozen=True)
 class RealRun:
-    """What a real run left."""
+    """What a real run left. `case`: as it was aimed."""
 
     case: Case
     sut: Sut
@@ -69,9 +71,24 @@ class RealRun:
     figures: Figures
 
 
+def aimed(case: Case) -> Case:
+    """The case with its triggers by tokens one token early: the token that is being computed when an abort arrives counts.
+
+    So the engine is cut off at the very token that the case says, and one past it where that is the first.
+    """
+    faults = []
+    for fault in case.faults:
+        if isinstance(fault.at, AfterTokens) and fault.at.tokens > 1:
+            at = msgspec.structs.replace(fault.at, tokens=fault.at.tokens - 1)
+            fault = msgspec.structs.replace(fault, at=at)
+        faults.append(fault)
+    return msgspec.structs.replace(case, faults=tuple(faults))
+
+
 def run_on_vllm(case: Case, sut: Sut, engines: RealEngines) -> RealRun:
     """The case on real engines."""
     assert isinstance(engines.loop, RealLoop), "worlds run on a RealLoop"
+    case = aimed(case)
     world = RealWorld(case, sut, engines.take(case.replicas), engines.loop, engines.vocabulary_size)
     trace = world.run()
     return RealRun(case, sut, trace, world.points, figures(case, trace))
@@ -99,30 +116,42 @@ def replay(name: str, case: Case, sut: Sut, engines: RealEngines, kept: Iterable
     real = run_on_vllm(case, sut, engines)
     difference = simulate_again(real)
     violated = verdicts(case, real.trace)
-    if difference is None and kept is not None and sorted(kept) != sorted(violated):
-        kept_text, real_text = (", ".join(sorted(each)) or "nothing" for each in (kept, violated))
-        difference = f"the case keeps {kept_text} as violated, on vLLM it is {real_text}"
+    past = overshoot_tokens(case, real.trace)
+    verdict: Verdict = "reproduced" if difference is None else "missed"
+    if difference is None and kept is not None and judged(kept) != sorted(violated):
+        kept_text, real_text = (", ".join(each) or "nothing" for each in (judged(kept), sorted(violated)))
+        difference = f"kept as violating {kept_text}, and on vLLM it is {real_text}"
+        verdict = "missed"
+        if past:
+            # The simulation agrees with what happened: what did not happen is the case.
+            verdict = "not expressible"
+            difference += f": the engine was {past} tokens past a trigger"
     attempts = real.trace.ledger.attempts
     return Replay(
         name,
         sut.key,
-        "reproduced" if difference is None else "missed",
+        verdict,
         difference or "",
         tuple(violated),
         sum(attempt.decoded_tokens for attempt in attempts),
         len(attempts),
-        overshoot_tokens(real),
+        past,
         round(time.monotonic() - started_s, 2),
     )
 
 
-def overshoot_tokens(real: RealRun) -> int:
+def judged(kept: Iterable[str]) -> list[str]:
+    """Of kept verdicts, those that one run can show: D1 takes two of a simulation."""
+    return sorted(set(kept) - {"D1"})
+
+
+def overshoot_tokens(case: Case, trace: Trace) -> int:
     """How many tokens past its trigger a session was when it was cut off; the most over all triggers by tokens."""
     most = 0
-    for session in range(len(real.case.sessions)):
-        wanted = sorted({f.at.tokens for f in real.case.faults if getattr(f.at, "tokens", 0) and f.at.session == session})
+    for session in range(len(case.sessions)):
+        wanted = sorted({f.at.tokens for f in case.faults if isinstance(f.at, AfterTokens) and f.at.session == session})
         total = 0
-        for attempt in real.trace.ledger.attempts:
+        for attempt in trace.ledger.attempts:
             if attempt.sent.session != session:
                 continue
             total += attempt.decoded_tokens
