@@ -51,6 +51,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--verl", action="append", default=[], metavar="DIR", help="a folder with verl unpacked or installed")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "promise(name): what in vLLM's interface a drift check is about")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if is_installed():
         return
@@ -134,3 +138,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if path and found is not None and platform is not None:
         data = {"device": platform.device, "vllm": platform.vllm, "model": platform.model} | summary(found)
         Path(path).write_text(json.dumps(data, indent=2) + os.linesep)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A drift check that fails says who relies on what it checks, and since when that has been so."""
+    outcome: Any = yield
+    report = outcome.get_result()
+    if report.failed:
+        report.sections.extend(("drift", text) for name, text in item.user_properties if name == "vLLM")
