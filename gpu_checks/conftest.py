@@ -29,6 +29,7 @@ from sim.case import CaseError
 HERE = Path(__file__).parent
 
 REPLAYS: pytest.StashKey[list[Replay]] = pytest.StashKey()
+FINDINGS: pytest.StashKey[list[str]] = pytest.StashKey()
 PLATFORM: pytest.StashKey[Platform] = pytest.StashKey()
 
 
@@ -115,6 +116,12 @@ def replays(pytestconfig: pytest.Config) -> list[Replay]:
     return pytestconfig.stash.setdefault(REPLAYS, [])
 
 
+@pytest.fixture(scope="session")
+def findings(pytestconfig: pytest.Config) -> list[str]:
+    """What was found out about released packages on this vLLM, a sentence each."""
+    return pytestconfig.stash.setdefault(FINDINGS, [])
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if not is_installed():
         terminalreporter.write_line(f"gpu_checks: all skipped: {HOW_TO_INSTALL}")
@@ -129,6 +136,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(
             f"reproduced {counts['reproduced']} of {counts['of']}; not expressible: {counts['not_expressible']}"
         )
+    for finding in config.stash.get(FINDINGS, []):
+        terminalreporter.write_line(f"finding: {finding}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -137,6 +146,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     platform = session.config.stash.get(PLATFORM, None)
     if path and found is not None and platform is not None:
         data = {"device": platform.device, "vllm": platform.vllm, "model": platform.model} | summary(found)
+        data["findings"] = session.config.stash.get(FINDINGS, [])
         Path(path).write_text(json.dumps(data, indent=2) + os.linesep)
 
 
