@@ -44,7 +44,10 @@ CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
 
 
 SLOW_AT = "rollcage_slow_at"
-"""Key in a request's `extra_args`: numbers of output tokens (from 0) whose steps are slow, see `gpu_checks.pace`."""
+"""Key in a request's `extra_args`: numbers of output tokens (from 0) whose steps are slow, see `gpu_checks.processors`."""
+
+OUTPUT_BASE = "rollcage_output_base"
+"""Key in a request's `extra_args`: the first token of an output that is written for the model."""
 
 
 class EngineUnavailable(RuntimeError):
@@ -172,11 +175,12 @@ class RealEngines:
         return self._engines[:count]
 
     def _start(self) -> Any:
+        from gpu_checks.processors import PROCESSORS
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         args = engine_args(self.settings, self._model_folder)
-        args["logits_processors"] = [*args.get("logits_processors", ()), "gpu_checks.pace:Pace"]
+        args["logits_processors"] = [*args.get("logits_processors", ()), *PROCESSORS]
         engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
         self.loop.run_until_complete(self._warm_up(engine))
         return engine
