@@ -1,8 +1,9 @@
 """What a run came to, in the figures that a real and a simulated run must share, and the first in which they differ."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gpu_checks.points import Answer, RequestKey
 from sim.case import Case
 from sim.invariants import judge
 from sim.trace import Attempt, FaultFired, Trace, TurnRecord
@@ -11,18 +12,18 @@ Figures = dict[str, Any]
 """By a readable path, in the order in which a person would look at them."""
 
 
-def figures(case: Case, trace: Trace) -> Figures:
+def figures(case: Case, trace: Trace, answers: Mapping[RequestKey, Answer]) -> Figures:
     """Grants, attempts, totals, reasons, version tags, routes, faults and verdicts; no times and no tokens."""
-    return dict(_figures(case, trace))
+    return dict(_figures(case, trace, answers))
 
 
-def _figures(case: Case, trace: Trace) -> Iterator[tuple[str, Any]]:
+def _figures(case: Case, trace: Trace, answers: Mapping[RequestKey, Answer]) -> Iterator[tuple[str, Any]]:
     for index, session in enumerate(trace.ledger.sessions):
         for turn in session.turns:
             where = f"session {index} turn {turn.started.turn}"
             yield f"{where}: prompt tokens", turn.started.prompt_tokens
             for attempt in turn.attempts:
-                yield from _of_attempt(f"{where} attempt {attempt.sent.attempt}", attempt)
+                yield from _of_attempt(f"{where} attempt {attempt.sent.attempt}", attempt, answers)
             yield f"{where}: attempts", len(turn.attempts)
             yield from _of_turn(where, turn)
         ended = session.ended
@@ -37,7 +38,9 @@ def _figures(case: Case, trace: Trace) -> Iterator[tuple[str, Any]]:
     yield "verdicts", verdicts(case, trace)
 
 
-def _of_attempt(where: str, attempt: Attempt) -> Iterator[tuple[str, Any]]:
+def _of_attempt(
+    where: str, attempt: Attempt, answers: Mapping[RequestKey, Answer]
+) -> Iterator[tuple[str, Any]]:
     sent, grant = attempt.sent, attempt.grant
     yield f"{where}: replica", sent.replica
     yield f"{where}: prompt tokens", sent.prompt_tokens
@@ -49,6 +52,7 @@ def _of_attempt(where: str, attempt: Attempt) -> Iterator[tuple[str, Any]]:
     yield f"{where}: tokens decoded", attempt.decoded_tokens
     yield f"{where}: tokens in its end", [ended.tokens for ended in attempt.ended]
     yield f"{where}: tokens by weight version", _by_version(attempt)
+    yield f"{where}: answer", answers.get((sent.session, sent.turn, sent.attempt))
     yield f"{where}: tokens delivered", None if attempt.delivered is None else attempt.delivered.tokens
     yield f"{where}: tokens discarded", None if attempt.discarded is None else attempt.discarded.tokens
 

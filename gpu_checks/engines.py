@@ -4,7 +4,6 @@ vLLM is imported nowhere at the top of a module, so that every file here can be 
 """
 
 import asyncio
-import gc
 import importlib.metadata
 import importlib.util
 import json
@@ -209,10 +208,11 @@ class RealEngines:
     def close(self) -> None:
         """Ends the engines, and what they started on the loop."""
         while self._engines:
-            self._engines.pop().shutdown(timeout=0)
+            engine = self._engines.pop()
+            engine.shutdown(timeout=0)
+            # It would do so again when it is collected, while the interpreter falls apart.
+            engine.shutdown = lambda timeout=None: None
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
         self.loop.run_until_complete(asyncio.wait(tasks, timeout=5) if tasks else asyncio.sleep(0))
-        # An engine shuts itself down again when it is collected: not while the interpreter falls apart.
-        gc.collect()

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_checks.points import Leader, Points, RequestKey, key_of
+from gpu_checks.points import Answer, Leader, Points, RequestKey, answered, key_of
 from gpu_checks.real_world import SeededChoices, message_point
 from sim.case import Case, Schedule
 from sim.decode import Burst, ConstantRate, DecodeEngine
@@ -94,10 +94,12 @@ def led(server_class: type[FakeRolloutServer]) -> type[FakeRolloutServer]:
         points: Points
         holding: HoldingEngine
         own_trace: Trace
+        answers: dict[RequestKey, Answer]
 
         async def generate(self, request: int, *args: Any, **kwargs: Any) -> Any:
-            await self.leader.turn("arrived", *key_of(self.own_trace, request))
-            return await super().generate(request, *args, **kwargs)
+            key = key_of(self.own_trace, request)
+            await self.leader.turn("arrived", *key)
+            return await answered(self.answers, key, super().generate(request, *args, **kwargs))
 
         def _admit(self, request: int, *args: Any, **kwargs: Any) -> Any:
             key: RequestKey = key_of(self.own_trace, request)
@@ -152,6 +154,7 @@ class LedWorld(World):
 
     def __init__(self, case: Case, sut: Sut, points: Points) -> None:
         self._points = points
+        self.answers: dict[RequestKey, Answer] = {}
         # Times are the observed ones, and nothing but the points decides what comes first.
         settings = msgspec.structs.replace(case.server, admission_s=0.0, prefill_s=0.0)
         super().__init__(msgspec.structs.replace(case, server=settings, schedule=Schedule()), sut)
@@ -175,7 +178,8 @@ class LedWorld(World):
         server: Any = led(self.sut.server_class)(
             replica, self.case.server, self.case.budget, holding, self._loop, self.trace, model, triggers
         )
-        server.leader, server.points, server.holding, server.own_trace = self.leader, self._points, holding, self.trace
+        server.leader, server.points, server.holding = self.leader, self._points, holding
+        server.own_trace, server.answers = self.trace, self.answers
         return server  # type: ignore[no-any-return]
 
     async def _run_fault(self, stage: Stage, index: int, fault: Any, acting: "list[asyncio.Task[None]]") -> None:

@@ -8,7 +8,7 @@ The simulation is led through these points in the observed order, and free in al
 its own rules; where these are wrong it arrives at a point with other figures, or never.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,6 +34,29 @@ class Name(NamedTuple):
 class Point(NamedTuple):
     name: Name
     t_ns: int
+
+
+class Answer(NamedTuple):
+    """What a server's generate returned, but for the tokens themselves; or the type of what it raised."""
+
+    stop_reason: str | None
+    tokens: int
+    log_probs: int | None
+    version: int | None
+    error: str | None = None
+
+
+async def answered(answers: dict[RequestKey, Answer], key: RequestKey, call: Awaitable[Any]) -> Any:
+    """The output of a server's generate, taken down on its way."""
+    try:
+        output = await call
+    except Exception as error:
+        answers[key] = Answer(None, 0, None, None, type(error).__name__)
+        raise
+    log_probs = None if output.log_probs is None else len(output.log_probs)
+    version = output.extra_fields.get("global_steps")
+    answers[key] = Answer(output.stop_reason, len(output.token_ids), log_probs, version)
+    return output
 
 
 @dataclass

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_checks.engines import SLOW_AT
-from gpu_checks.points import Recorder, RequestKey, key_of
+from gpu_checks.points import Answer, Recorder, RequestKey, answered, key_of
 from sim.case import AfterSent, AfterTokens, Budget, Case, ServerSettings
 from sim.faults import Triggers
 from sim.server import Model, TokenOutput, first_token, session_of
@@ -94,11 +94,13 @@ class RealRolloutServer:
         case: Case,
         recorder: Recorder,
         vocabulary: Vocabulary,
+        answers: dict[RequestKey, Answer],
     ) -> None:
         self.replica = replica
         self.settings = settings
         self.budget = budget
         self.version = 0
+        self.answers = answers
         self._engine = engine
         self._loop = loop
         self._trace = trace
@@ -133,6 +135,13 @@ class RealRolloutServer:
     ) -> TokenOutput:
         """Generates up to its grant. What vLLM raises goes to the caller."""
         key = key_of(self._trace, request)
+        return await answered(
+            self.answers, key, self._generate(key, request, prompt_ids, sampling_params, request_id)
+        )
+
+    async def _generate(
+        self, key: RequestKey, request: int, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str
+    ) -> TokenOutput:
         if not self.settings.submission_gate:
             # An arrival in the middle of a pause would be before or after it by chance: it waits, and is after it.
             async with self._pausing:

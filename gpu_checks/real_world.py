@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpu_checks.points import Points, Recorder
+from gpu_checks.points import Answer, Points, Recorder, RequestKey
 from gpu_checks.real_server import RealRolloutServer, Vocabulary
 from sim.case import Case
 from sim.faults import Stage, Triggers
@@ -100,6 +100,7 @@ class RealWorld(World):
         self._started_ns = 0
         self._recorder = Recorder(lambda: loop.now_ns - self._started_ns)
         self._wire: Wire | None = None
+        self.answers: dict[RequestKey, Answer] = {}
         super().__init__(case, sut)
 
     @property
@@ -172,6 +173,7 @@ class RealWorld(World):
             self.case,
             self._recorder,
             self._vocabulary,
+            self.answers,
         )
 
     async def _run_fault(self, stage: Stage, index: int, fault: Any, acting: "list[asyncio.Task[None]]") -> None:

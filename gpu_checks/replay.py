@@ -91,7 +91,7 @@ def run_on_vllm(case: Case, sut: Sut, engines: RealEngines) -> RealRun:
     case = aimed(case)
     world = RealWorld(case, sut, engines.take(case.replicas), engines.loop, engines.vocabulary_size)
     trace = world.run()
-    return RealRun(case, sut, trace, world.points, figures(case, trace))
+    return RealRun(case, sut, trace, world.points, figures(case, trace, world.answers))
 
 
 def simulate_again(real: RealRun, sut: Sut | None = None, make_world: MakeLedWorld = LedWorld) -> str | None:
@@ -100,7 +100,7 @@ def simulate_again(real: RealRun, sut: Sut | None = None, make_world: MakeLedWor
     `sut` and `make_world` are there to plant a wrong fake.
     """
     world = make_world(real.case, sut or real.sut, real.points)
-    difference = first_difference(real.figures, figures(real.case, world.run()))
+    difference = first_difference(real.figures, figures(real.case, world.run(), world.answers))
     if world.leader.missed is None:
         return difference
     never = f"the simulation never came to point {world.leader.position} of {len(real.points.order)}: "

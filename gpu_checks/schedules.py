@@ -100,6 +100,11 @@ def fixed_loads() -> Iterator[Load]:
     yield writer.load("more requests than seats")
 
     writer = _Writer()
+    for number, length in enumerate((130, 158, 140)):
+        writer.add(1, f"c{number}", _prompt(length, 17 * number), 60)
+    yield writer.load("the end of the context")
+
+    writer = _Writer()
     for number in range(3):
         writer.add(1, f"r{number}", _prompt(33, 13 * number), 30)
     writer.reset(10, running=False)
