@@ -5,7 +5,7 @@ Without vLLM every check is skipped, with one line that says what to install. Wi
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from gpu_checks.engines import (
 )
 from gpu_checks.real_world import DEFAULT_SPEED, RealLoop
 from gpu_checks.replay import Replay, summary, table
+from gpu_checks.schedules import Load, Schedule, real_core, schedule_of
 from sim.case import CaseError
 
 HERE = Path(__file__).parent
@@ -108,6 +109,21 @@ def engines(pytestconfig: pytest.Config) -> Iterator[RealEngines]:
         yield made
         made.close()
     loop.close()
+
+
+@pytest.fixture(scope="session")
+def schedules() -> Iterator[Callable[[Load], Schedule]]:
+    """Schedules of the real engine in this process, each made once."""
+    prepare_environment()
+    made: dict[str, Schedule] = {}
+    with tiny_model() as folder, real_core(folder) as core:
+
+        def of(load: Load) -> Schedule:
+            if load.name not in made:
+                made[load.name] = schedule_of(load, core)
+            return made[load.name]
+
+        yield of
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ it schedules is read off its scheduler before and after each of its own steps.
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gpu_checks.engines import OUTPUT_BASE, TINY_MODEL, on_cuda
@@ -155,9 +155,6 @@ class RealCore:
     def abort(self, request_id: str) -> None:
         self._core.abort_requests([request_id])
 
-    def abort_all(self) -> None:
-        self._core.abort_requests(list(self._scheduler.requests))
-
     def reset(self, reset_running_requests: bool) -> bool:
         return bool(self._core.reset_prefix_cache(reset_running_requests))
 
@@ -230,58 +227,72 @@ def real_core(model_folder: str) -> Iterator[RealCore]:
         core.shutdown()
 
 
-MakeEngine = Callable[[EngineConfig], Engine]
+@dataclass(frozen=True)
+class Schedule:
+    """What the real engine did with a load: its steps, what came of each event before them, and when they came."""
+
+    load: Load
+    happened: tuple[tuple[int, str, dict[str, Any], Any], ...]
+    """(the step before which, kind, arguments, answer)"""
+    steps: tuple[dict[str, Any], ...]
+
+    @property
+    def preemptions(self) -> int:
+        return sum(len(step["preempted"]) for step in self.steps)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(sum(step["cached"].values()) for step in self.steps)
+
+    @property
+    def most_running(self) -> int:
+        return max(len(step["running"]) for step in self.steps)
+
+    @property
+    def finish_reasons(self) -> set[str]:
+        return {reason for step in self.steps for reason in step["finished"].values()}
 
 
-@dataclass
-class Comparison:
-    """What a comparison of schedules came to."""
-
-    steps: int = 0
-    preemptions: int = 0
-    cached_tokens: int = 0
-    most_running: int = 0
-    difference: str | None = None
-    finished: dict[str, str] = field(default_factory=dict)
-
-
-def compare(load: Load, core: RealCore, make_engine: MakeEngine = Engine) -> Comparison:
-    """Runs a load on both, until both are idle. `make_engine` is there to plant a wrong one."""
+def schedule_of(load: Load, core: RealCore) -> Schedule:
+    """The real engine's schedule, from an empty cache until it is idle. Idle steps are left out."""
     core.reset(reset_running_requests=True)
-    engine = make_engine(EngineConfig(**SETTINGS))
-    result = Comparison()
-    events = list(load.events)
+    events, happened, steps = list(load.events), [], []
     for number in range(1, STEPS_MAX + 1):
         while events and events[0][0] <= number:
             _, kind, arguments = events.pop(0)
-            difference = _happen(kind, arguments, core, engine)
-            if difference:
-                result.difference = f"before step {number}: {difference}"
-                return _drained(result, core)
-        if not core.has_work:
-            if events:
-                continue
-            break
-        real, simulated = core.step(), engine.step()
-        result.steps += 1
-        result.preemptions += len(real["preempted"])
-        result.cached_tokens += sum(real["cached"].values())
-        result.most_running = max(result.most_running, len(real["running"]))
-        result.finished.update(real["finished"])
+            happened.append((len(steps), kind, arguments, getattr(core, kind)(**arguments)))
+        if core.has_work:
+            steps.append(core.step())
+        elif not events:
+            return Schedule(load, tuple(happened), tuple(steps))
+    raise AssertionError(f"load {load.name!r} does not end within {STEPS_MAX} steps")
+
+
+MakeEngine = Callable[[EngineConfig], Engine]
+
+
+def first_difference(real: Schedule, make_engine: MakeEngine = Engine) -> str | None:
+    """Where sim.engine's schedule leaves the real one; None where every step is equal."""
+    engine = make_engine(EngineConfig(**SETTINGS))
+    events = list(real.happened)
+    for number, step in enumerate(real.steps):
+        while events and events[0][0] <= number:
+            _, kind, arguments, answer = events.pop(0)
+            ours = _happen(engine, kind, arguments)
+            if ours != answer:
+                return f"before step {number + 1}: {kind} answers {answer} on vLLM, {ours} simulated"
+        simulated = engine.step()
         for name in FIELDS:
             ours = getattr(simulated, name)
-            if real[name] != ours:
-                result.difference = f"step {number}: {name} is {real[name]} on vLLM, {ours} simulated"
-                return _drained(result, core)
-    if engine.has_work:
-        result.difference = "vLLM is idle and the simulation is not"
-    return result
+            if step[name] != ours:
+                return f"step {number + 1}: {name} is {step[name]} on vLLM, {ours} simulated"
+    return "vLLM is idle and the simulation is not" if engine.has_work else None
 
 
-def _happen(kind: str, arguments: dict[str, Any], core: RealCore, engine: Engine) -> str | None:
+def _happen(engine: Engine, kind: str, arguments: dict[str, Any]) -> bool | None:
+    """Lets an event happen; what a cache reset answers. vLLM says nothing of the others."""
     match kind:
         case "add":
-            core.add(**arguments)
             engine.add(
                 EngineRequest(
                     request_id=arguments["request_id"],
@@ -292,18 +303,7 @@ def _happen(kind: str, arguments: dict[str, Any], core: RealCore, engine: Engine
                 )
             )
         case "abort":
-            core.abort(**arguments)
             engine.abort(**arguments)
         case "reset":
-            real, ours = core.reset(**arguments), engine.reset_prefix_cache(**arguments)
-            if real != ours:
-                return f"the cache reset answers {real} on vLLM, {ours} simulated"
+            return engine.reset_prefix_cache(**arguments)
     return None
-
-
-def _drained(result: Comparison, core: RealCore) -> Comparison:
-    """Leaves the engine idle for the next load."""
-    while core.has_work:
-        core.abort_all()
-        core.step()
-    return result

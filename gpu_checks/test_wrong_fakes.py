@@ -1,6 +1,6 @@
 """A fake that is wrong in one thing is found out: each check can fail."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -8,10 +8,10 @@ import pytest
 
 import sim.server
 from gpu_checks.cases import BUDGET, DEFERRED, EVERY_62, PINNED, aborts_after
-from gpu_checks.engines import RealEngines, prepare_environment, tiny_model
+from gpu_checks.engines import RealEngines
 from gpu_checks.led_world import LedWorld
 from gpu_checks.replay import RealRun, run_on_vllm, simulate_again
-from gpu_checks.schedules import Load, RealCore, compare, fixed_loads, real_core
+from gpu_checks.schedules import Load, Schedule, first_difference, fixed_loads
 from sim.budget import Grant
 from sim.case import AbortAll, AfterSent, AfterTokens, Case, Session, Turn, WeightUpdate
 from sim.decode import ConstantRate, DecodeEngine
@@ -152,19 +152,9 @@ WRONG_SETTINGS: dict[str, Callable[[EngineConfig], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[RealCore]:
-    prepare_environment()
-    with tiny_model() as folder, real_core(folder) as made:
-        yield made
-
-
 @pytest.mark.parametrize("wrong", WRONG_SETTINGS)
-def test_wrong_scheduler_is_found_out(wrong: str, core: RealCore) -> None:
+def test_wrong_scheduler_is_found_out(wrong: str, schedules: Callable[[Load], Schedule]) -> None:
     def make(config: EngineConfig) -> Engine:
         return Engine(msgspec.structs.replace(config, **WRONG_SETTINGS[wrong](config)))
 
-    def differs(load: Load) -> bool:
-        return compare(load, core, make).difference is not None
-
-    assert any(differs(load) for load in fixed_loads())
+    assert any(first_difference(schedules(load), make) for load in fixed_loads())
