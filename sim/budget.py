@@ -4,6 +4,7 @@ Written from the behaviour of verl's three servers, equal in 0.8.0, 0.9.0 and 0.
 `SGLangHttpServer.generate`, `TRTLLMHttpServer.generate`. The rules stand here and nowhere else.
 """
 
+import operator
 from collections.abc import MutableMapping
 from typing import Any, NamedTuple
 
@@ -61,7 +62,7 @@ def default_tokens(budget: Budget, prompt_tokens: int) -> int:
 def take_grant(dialect: Dialect, budget: Budget, prompt_tokens: int, params: MutableMapping[str, Any]) -> Grant:
     """The grant for one request. The limit that was used is taken out of `params`, as verl's servers do.
 
-    Raises `NoRoom` where the dialect refuses such a prompt.
+    Raises `NoRoom` where the dialect refuses such a prompt, TypeError for a limit that is no integer.
     """
     rules = RULES[dialect]
     room = room_tokens(dialect, budget, prompt_tokens)
@@ -71,5 +72,13 @@ def take_grant(dialect: Dialect, budget: Budget, prompt_tokens: int, params: Mut
             f"{budget.context_tokens} tokens"
         )
     rule = next((key for key in rules.limit_keys if key in params), "default")
-    wanted = default_tokens(budget, prompt_tokens) if rule == "default" else params.pop(rule)
+    wanted = default_tokens(budget, prompt_tokens) if rule == "default" else _whole(rule, params.pop(rule))
     return Grant(max(rules.least_grant, min(wanted, room)), rule, wanted, room)
+
+
+def _whole(key: str, limit: Any) -> int:
+    """A limit as an int. verl's servers let a float pass, and their engines fail on it; None fails at the clamp."""
+    try:
+        return operator.index(limit)
+    except TypeError:
+        raise TypeError(f"{key} must be an integer, not {limit!r}") from None

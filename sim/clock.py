@@ -175,6 +175,7 @@ class _Numbered:
     """Hash by serial number, not by address, so that sets of tasks and futures iterate alike in every process.
 
     The number is given at the first hash. A task is hashed as it registers itself, hence in order of creation.
+    A future that the loop did not make, `asyncio.Future()` or what `gather` returns, still hashes by address.
     """
 
     __slots__ = ()
@@ -244,7 +245,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """
 
     # CPython's own, which its type stubs leave out.
-    _closed: bool
+    _closed: bool = True  # as far as the finaliser of a refused loop is concerned; __init__ makes it False
     _debug: bool
     _stopping: bool
     _thread_id: int | None
@@ -266,12 +267,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         max_steps_per_instant: int = 100_000,
         until_ns: int | None = None,
     ) -> None:
+        if env is not None and type(env.now) is not int:
+            raise TypeError(f"virtual time is whole nanoseconds, but the environment starts at {env.now!r}")
         if max_steps_per_instant < 1:
             raise ValueError(f"max_steps_per_instant must be at least 1, got {max_steps_per_instant}")
         super().__init__()
         self.env = simpy.Environment() if env is None else env
-        if type(self.env.now) is not int:
-            raise TypeError(f"virtual time is whole nanoseconds, but the environment starts at {self.env.now!r}")
         self.steps = 0  # ready entries taken so far, and SimPy's urgent events; cancelled entries count too
         self.until_ns = until_ns
         self.max_steps_per_instant = max_steps_per_instant
@@ -390,12 +391,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         now = self.env._now
         if queue and queue[0][0] <= now:
             self._take_due(NORMAL)
-        if not ready:
-            if not self._stopping:
-                self._advance()
-            return
+        if not ready and not self._stopping:
+            self._advance()
+            now = self.env._now
         room = self._step_limit - self.steps
-        if room < _CENSUS_STEPS:
+        if ready and room < _CENSUS_STEPS:
             self._count_names(room)
         for _ in range(min(len(ready), room)):
             if choose is None:
@@ -461,7 +461,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if not self._closing:
                 self._step_limit = self.steps + self.max_steps_per_instant
                 self._census = None
-        self._take_due(max(priority, NORMAL))
+        self._take_due(priority)
 
     def _count_names(self, room: int) -> None:
         """Close to the step cap, note what is about to run; at the cap, raise."""
@@ -496,10 +496,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # -- tasks and futures
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None, **kwargs: Any) -> asyncio.Task[Any]:
-        """As in asyncio; tasks without a name are numbered per loop, so that names are the same in every run."""
+        """As in asyncio; Task-3 is the third task of this loop, not of this process."""
         self._check_closed()
+        number = next(self._task_numbers)
         if name is None:
-            name = f"Task-{next(self._task_numbers)}"
+            name = f"Task-{number}"
         if self._task_factory is not None:
             return super().create_task(coro, name=name, context=context, **kwargs)
         return _Task(coro, loop=self, name=name, context=context, **kwargs)
@@ -592,36 +593,50 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Cancel and finish the tasks that are left, close async generators, then close as asyncio does.
 
         Bounded: a task that will not end is given up after a few cancellations, quietly. Closing is not part of the
-        schedule, so it runs in FIFO order; time may pass.
+        schedule, so it runs in FIFO order; time may pass. What goes wrong meanwhile is logged, as in `asyncio.run`.
         """
-        if self._closed or self.is_running():
+        try:
+            if not self._closed and not self._closing and not self.is_running():
+                self._wind_up()
+        finally:
             super().close()
-            return
+
+    def __del__(self) -> None:
+        if not self._closed:
+            self._closing = True  # a finaliser is no place to run tasks in
+            super().__del__()  # warns that it was not closed
+
+    def _wind_up(self) -> None:
         self._closing = True
         self._choose, self._ready, self.until_ns = None, deque(self._ready), None
         self._step_limit, self._census = self.steps + _CLOSE_STEPS, None
-        for _ in range(_CLOSE_ROUNDS):
+        for _ in range(_CLOSE_ROUNDS):  # a task may swallow its cancellation, or start another while it cleans up
             pending = self._pending()
+            if not pending:
+                break
             for task in pending:
                 task.cancel()
-            if not pending or not self._finish(asyncio.gather(*pending, return_exceptions=True)):
-                break
+            self._finish(asyncio.gather(*pending, return_exceptions=True))
+            for task in pending:
+                if task.done() and not task.cancelled() and task.exception() is not None:
+                    what = f"{task.get_name()} failed while the loop closed"
+                    self.call_exception_handler({"message": what, "exception": task.exception(), "task": task})
         if self._asyncgens:
             self._finish(self.create_task(self.shutdown_asyncgens()))
         for task in self._pending():
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            with suppress(Exception):  # the coroutine had its chance to clean up
+            with suppress(Exception):  # it had its chance to clean up
                 task.get_coro().close()
         self._drop_timers(lambda _handle: True)
-        super().close()
 
-    def _finish(self, rest: asyncio.Future[Any]) -> bool:
-        """Run until `rest` is done; False when it cannot be."""
+    def _finish(self, rest: asyncio.Future[Any]) -> None:
+        """Run until `rest` is done or will not be."""
         try:
             self.run_until_complete(rest)
         except (Deadlock, StepCap):
-            return False
-        return True
+            pass
+        except Exception as error:
+            self.call_exception_handler({"message": "while the loop closed", "exception": error})
 
 
 def _refuse(name: str) -> Any:
@@ -691,6 +706,7 @@ def _callback_name(handle: Any) -> str:
 
 _EPOCH_NS = 1_704_067_200 * NS_PER_S  # time.time() at virtual time 0: 2024-01-01, so that dates look like dates
 _NODE = 0x02_00_00_00_00_01  # uuid1's "network address": locally administered, nobody's
+_START_THREAD = "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"
 _STREAM = 0x9E3779B97F4A7C15  # keeps the bytes of os.urandom apart from the global random's
 
 
@@ -698,15 +714,18 @@ _STREAM = 0x9E3779B97F4A7C15  # keeps the bytes of os.urandom apart from the glo
 def tamed(loop: VirtualLoop, seed: int) -> Iterator[None]:
     """While a world runs: clocks show virtual time, and every global source of randomness is drawn from the seed.
 
-    Tamed: `time.time`, `monotonic`, `perf_counter` and their `_ns` forms; `time.sleep` (an error: it would block
-    virtual time); `os.urandom` and with it `uuid4` and `secrets`; `uuid1`; the global `random` and unseeded
-    `random.Random()`; numpy's global state if numpy is imported. Garbage collection waits, since finalisers would run
-    at moments that depend on earlier worlds. All is restored afterwards; only numpy's cached second normal is dropped.
-    Not tamed, being C code that no one can reach: `datetime.now()`. Nested use is a RuntimeError.
+    Tamed: `time.time`, `monotonic`, `perf_counter` and their `_ns` forms; `os.urandom` and with it `uuid4` and
+    `secrets`; `uuid1`; the global `random` and unseeded `random.Random()`; numpy's global state.
+    Garbage collection waits, since finalisers would run at moments that depend on earlier worlds.
+    Refused with a RuntimeError: `time.sleep` (it would block virtual time), threads, a second event loop, nested use.
+    Not tamed, being C code out of reach: `datetime.now()`, `time.localtime()` without an argument.
+    All is restored afterwards; only numpy's cached second normal is dropped.
 
     uuid4 and secrets are tamed at their root, so a `from uuid import uuid4` made earlier is tamed too; a
     `from time import time` is not.
     """
+    from numpy.random import mtrand  # here, not at the top: it takes 0.1 s, and the command line must answer at once
+
     if isinstance(getattr(os.urandom, "__self__", None), _Entropy):
         raise RuntimeError("a world is running already; tamed() cannot be nested")
     env = loop.env
@@ -728,6 +747,19 @@ def tamed(loop: VirtualLoop, seed: int) -> Iterator[None]:
     def wall_ns() -> int:
         return _EPOCH_NS + loop.now_ns
 
+    def sleep(seconds: float, /) -> None:
+        if threading.get_ident() == home:
+            raise RuntimeError(f"time.sleep({seconds!r}) in a world: it would block virtual time; use asyncio.sleep")
+        original_sleep(seconds)
+
+    def start_thread(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == home:
+            raise RuntimeError("a thread was started in a world, where no seed could reproduce it; use to_thread")
+        return original_start(*args, **kwargs)
+
+    home = threading.get_ident()  # other threads, say a progress bar's, may sleep and start threads as they like
+    original_sleep = time.sleep
+    original_start = getattr(threading, _START_THREAD)
     original_seed = random.Random.seed
     instance: random.Random = random._inst  # what random.choice and the rest are bound to
     replaced: tuple[tuple[Any, str, Any], ...] = (
@@ -737,7 +769,10 @@ def tamed(loop: VirtualLoop, seed: int) -> Iterator[None]:
         (time, "monotonic_ns", monotonic_ns),
         (time, "perf_counter", monotonic),
         (time, "perf_counter_ns", monotonic_ns),
-        (time, "sleep", _refuse_sleep),
+        (time, "sleep", sleep),
+        (threading, _START_THREAD, start_thread),
+        (asyncio, "new_event_loop", _refuse_loop),
+        (events, "new_event_loop", _refuse_loop),  # asyncio.run's
         (os, "urandom", draw_bytes),
         (random, "_urandom", draw_bytes),  # SystemRandom's, and so that of secrets
         (random, "seed", functools.partial(seed_random, instance)),
@@ -748,25 +783,21 @@ def tamed(loop: VirtualLoop, seed: int) -> Iterator[None]:
     )
     saved = [getattr(owner, name) for owner, name, _ in replaced]
     saved_random = instance.getstate()
-    mtrand = sys.modules.get("numpy.random.mtrand")
-    saved_bits = mtrand.get_bit_generator() if mtrand is not None else None
+    saved_bits = mtrand.get_bit_generator()
     collecting = gc.isenabled()
     try:
         gc.disable()
         for owner, name, value in replaced:
             setattr(owner, name, value)
         original_seed(instance, seed)
-        if mtrand is not None:
-            bits = _bit_generator()
-            bits._legacy_seeding(seed % 2**32)
-            mtrand.set_bit_generator(bits)
+        mtrand.set_bit_generator(_bit_generator())
+        mtrand.seed(seed % 2**32)
         yield
     finally:
         for (owner, name, _), value in zip(replaced, saved, strict=True):
             setattr(owner, name, value)
         instance.setstate(saved_random)
-        if mtrand is not None:
-            mtrand.set_bit_generator(saved_bits)
+        mtrand.set_bit_generator(saved_bits)
         if collecting:
             gc.enable()
 
@@ -792,5 +823,5 @@ def _bit_generator() -> Any:
     return MT19937(0)
 
 
-def _refuse_sleep(seconds: float, /) -> NoReturn:
-    raise RuntimeError(f"time.sleep({seconds!r}) in a world: it would block virtual time; use asyncio.sleep")
+def _refuse_loop() -> NoReturn:
+    raise RuntimeError("a second event loop in a world: asyncio.run would wait in real time for virtual clocks")

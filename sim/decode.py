@@ -39,10 +39,10 @@ class DecodeEngine(Protocol):
         """When the next finish or watched moment is due; None when nothing will happen."""
 
     def advance(self, now_ns: int) -> list[Burst]:
-        """Everything decoded up to and including `now_ns`."""
+        """What has come to a finish or a watched moment by `now_ns`. The others' tokens can wait for theirs."""
 
-    def live(self) -> list[int]:
-        """The requests it holds, in the order in which they were added."""
+    def flush(self, now_ns: int) -> list[Burst]:
+        """Everything decoded up to and including `now_ns`, in the order in which the requests were added."""
 
 
 @dataclass(slots=True)
@@ -51,9 +51,10 @@ class _Live:
     end_tokens: int
     finish: Literal["stop", "length"]
     start_ns: int
-    """When it would have decoded its zeroth token; None while it waits for a resume."""
+    """When it would have decoded its zeroth token; without meaning while it waits for a resume."""
     waiting: bool
     decoded_tokens: int = 0
+    watched_tokens: int = 0
 
 
 class ConstantRate:
@@ -81,8 +82,10 @@ class ConstantRate:
 
     def watch(self, request: int, tokens: int) -> None:
         live = self._live.get(request)
-        if live is not None and live.decoded_tokens < tokens < live.end_tokens and not live.waiting:
-            self._expect(live, tokens)
+        if live is not None and live.decoded_tokens < tokens < live.end_tokens:
+            live.watched_tokens = tokens
+            if not live.waiting:
+                self._expect(live, tokens)
 
     def abort(self, request: int) -> None:
         self._live.pop(request, None)
@@ -99,6 +102,8 @@ class ConstantRate:
                 live.waiting = False
                 live.start_ns = now_ns + self._prefill_ns
                 self._expect(live, live.end_tokens)
+                if live.watched_tokens:
+                    self._expect(live, live.watched_tokens)
 
     def next_ns(self) -> int | None:
         while self._due and self._due[0][1] not in self._live:
@@ -106,22 +111,30 @@ class ConstantRate:
         return self._due[0][0] if self._due else None
 
     def advance(self, now_ns: int) -> list[Burst]:
-        while self._due and self._due[0][0] <= now_ns:
-            heapq.heappop(self._due)
         bursts = []
-        for live in list(self._live.values()):
-            if live.waiting or now_ns < live.start_ns:
-                continue
-            decoded = live.end_tokens
-            if self._token_ns:
-                decoded = min(decoded, (now_ns - live.start_ns) // self._token_ns)
-            done = decoded == live.end_tokens
-            if decoded > live.decoded_tokens or done:
-                bursts.append(Burst(live.request, decoded - live.decoded_tokens, live.finish if done else None))
-                live.decoded_tokens = decoded
-            if done:
-                del self._live[live.request]
+        while self._due and self._due[0][0] <= now_ns:
+            live = self._live.get(heapq.heappop(self._due)[1])
+            burst = None if live is None else self._decode(live, now_ns)
+            if burst is not None:
+                bursts.append(burst)
         return bursts
 
-    def live(self) -> list[int]:
-        return list(self._live)
+    def flush(self, now_ns: int) -> list[Burst]:
+        bursts = [self._decode(live, now_ns) for live in list(self._live.values())]
+        return [burst for burst in bursts if burst is not None]
+
+    def _decode(self, live: _Live, now_ns: int) -> Burst | None:
+        """What one request has decoded since its last burst; None: nothing."""
+        if live.waiting or now_ns < live.start_ns:
+            return None
+        decoded_tokens = live.end_tokens
+        if self._token_ns:
+            decoded_tokens = min(decoded_tokens, (now_ns - live.start_ns) // self._token_ns)
+        done = decoded_tokens == live.end_tokens
+        if decoded_tokens == live.decoded_tokens and not done:
+            return None
+        burst = Burst(live.request, decoded_tokens - live.decoded_tokens, live.finish if done else None)
+        live.decoded_tokens = decoded_tokens
+        if done:
+            del self._live[live.request]
+        return burst

@@ -140,10 +140,10 @@ async def _clear_sticky(stage: Stage) -> str:
 
 async def update_weights(stage: Stage, fault: WeightUpdate) -> str:
     everyone = list(range(len(stage.names)))
-    leaving = [replica for replica in fault.leaving if replica in stage.registered]
-    if len(leaving) == len(stage.registered):
-        return "skipped: no replica would be left in the balancer"
     async with stage.trainer:
+        leaving = [replica for replica in fault.leaving if replica in stage.registered]
+        if len(leaving) == len(stage.registered):
+            return "skipped: no replica would be left in the balancer"
         if leaving:
             await _remove(stage, leaving)
         await _abort(stage, everyone, rejecting=set(leaving))
@@ -200,13 +200,9 @@ async def clear_sticky(stage: Stage, fault: ClearSticky) -> str:
 
 
 async def delay_releases(stage: Stage, fault: DelayReleases) -> str:
-    stage.wire.release_delay_ns += to_ns(fault.delay_s)
-    stage.loop.call_later(fault.duration_s, _end_delay, stage, to_ns(fault.delay_s))
+    until_ns = stage.loop.now_ns + to_ns(fault.duration_s)
+    stage.wire.release_delays.append((until_ns, to_ns(fault.delay_s)))
     return ""
-
-
-def _end_delay(stage: Stage, delay_ns: int) -> None:
-    stage.wire.release_delay_ns -= delay_ns
 
 
 _ACTIONS: dict[type[Any], Callable[[Stage, Any], Awaitable[str]]] = {

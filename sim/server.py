@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from sim.budget import NoRoom, take_grant
 from sim.case import Budget, ServerSettings
 from sim.clock import NS_PER_S, VirtualLoop
-from sim.decode import DecodeEngine
+from sim.decode import Burst, DecodeEngine
 from sim.trace import (
     Admitted,
     Decoded,
@@ -32,6 +32,9 @@ SESSION_STRIDE = 1 << 24
 
 _ADMISSION_POLL_S = 0.01
 """verl 0.9.1 waits for admissions under way in steps of this length before it pauses the engine."""
+
+ADMISSION_WAIT_S = 60.0
+"""And no longer than this; then it pauses the engine all the same."""
 
 STOP_REASONS: Mapping[str, Mapping[Outcome, str | None]] = {
     "vllm": {"stop": "completed", "length": "completed", "abort": "aborted", "refused": "aborted"},
@@ -52,8 +55,14 @@ def session_of(token_id: int) -> int:
 
 
 def log_prob(position: int, version: int) -> float:
-    """A log probability that encodes the position and the weight version of its token, exactly."""
-    return -(position + version / 1024 + 1 / 2048)
+    """The log probability of one token; see `log_probs_of`."""
+    return log_probs_of(position, 1, version)[0]
+
+
+def log_probs_of(position: int, tokens: int, version: int) -> list[float]:
+    """Log probabilities that encode the position and the weight version of their tokens, exactly."""
+    offset = version / 1024 + 1 / 2048
+    return [-(each + offset) for each in range(position, position + tokens)]
 
 
 @dataclass(slots=True)
@@ -89,19 +98,26 @@ class Watcher(Protocol):
 
 
 @dataclass(slots=True)
-class _Live:
-    request: int
+class _Request:
+    number: int
     request_id: str
     session: int
-    position: int
-    version: int
-    future: "asyncio.Future[Outcome]"
+    prompt_tokens: int
+    max_tokens: int
+    wants_log_probs: bool
+    answer: "asyncio.Future[TokenOutput]"
+    parked: bool = False
+    version: int = 0
     tokens: int = 0
     runs: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 class FakeRolloutServer:
-    """One replica. Its async methods are what a client, trainer or balancer can call."""
+    """One replica. Its methods are what a client, trainer or balancer can call.
+
+    A call of `generate` is no task: what would be the steps of its coroutine are callbacks of the loop, so that the
+    schedule has the same choices at a fraction of the cost.
+    """
 
     def __init__(
         self,
@@ -123,26 +139,25 @@ class FakeRolloutServer:
         self._trace = trace
         self._model = model
         self._watcher = watcher
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, _Request] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_ns = -1
+        self._timer_ns = 0
         self._gate_closed = False
         self._rejecting = False
+        self._parked: list[_Request] = []
         self._admitting = 0
-        self._gate_opened = asyncio.Event()
-        self._gate_opened.set()
 
     # What clients call
 
-    async def generate(
+    def generate(
         self,
         request: int,
         prompt_ids: list[int],
         sampling_params: dict[str, Any],
         request_id: str,
         **_multimodal: Any,
-    ) -> TokenOutput:
-        """Generates up to its grant. Raises `NoRoom` (ValueError) and TypeError where verl's server does.
+    ) -> "asyncio.Future[TokenOutput]":
+        """Generates up to its grant. Raises `NoRoom` (ValueError) and TypeError at once where verl's server does.
 
         `request` is the number that the transport gave the call; the rest is verl's signature.
         """
@@ -152,29 +167,14 @@ class FakeRolloutServer:
         except (NoRoom, TypeError) as error:
             self._end(request, "error", 0, str(error))
             raise
-        wants_log_probs = sampling_params.pop("logprobs", False) not in (False, None)
         self._trace.add(
             Granted(self._loop.now_ns, request, grant.tokens, grant.rule, grant.wanted_tokens, grant.room_tokens)
         )
-        if self.settings.submission_gate and not await self._pass_gate(request):
-            self._end(request, "refused", 0)
-            return self._output("refused", [], [] if wants_log_probs else None)
-        if self.settings.admission_s:
-            self._admitting += 1
-            try:
-                await asyncio.sleep(self.settings.admission_s)
-            finally:
-                self._admitting -= 1
-        live = self._admit(request, request_id, prompt_ids, grant.tokens)
-        outcome = await live.future
-        token_ids: list[int] = []
-        log_probs: list[float] | None = [] if wants_log_probs else None
-        origin = first_token(live.session)
-        for position, tokens, version in live.runs:
-            token_ids.extend(range(origin + position, origin + position + tokens))
-            if log_probs is not None:
-                log_probs.extend(log_prob(p, version) for p in range(position, position + tokens))
-        return self._output(outcome, token_ids, log_probs)
+        wants_log_probs = sampling_params.pop("logprobs", False) not in (False, None)
+        session = session_of(prompt_ids[0])
+        answer: asyncio.Future[TokenOutput] = self._loop.create_future()
+        self._enter(_Request(request, request_id, session, len(prompt_ids), grant.tokens, wants_log_probs, answer))
+        return answer
 
     def _refuse_leftovers(self, sampling_params: dict[str, Any]) -> None:
         """verl passes the params on as keywords; a second spelling of the limit is unknown to the engine."""
@@ -184,88 +184,121 @@ class FakeRolloutServer:
             if key in sampling_params:
                 raise TypeError(f"SamplingParams got an unexpected keyword argument {key!r}")
 
-    async def _pass_gate(self, request: int) -> bool:
-        """Waits while the gate is closed; False when it turns the request away."""
-        parked = False
-        while self._gate_closed:
+    def _enter(self, request: _Request) -> None:
+        """Through the gate, where it may be turned away or parked, and towards the engine."""
+        if self._gate_closed:
             if self._rejecting:
-                return False
-            if not parked:
-                parked = True
-                self._trace.add(Parked(self._loop.now_ns, request))
-            await self._gate_opened.wait()
-        return True
+                self._end(request.number, "refused", 0)
+                self._loop.call_soon(self._answer, request, "refused")
+                return
+            if not request.parked:
+                request.parked = True
+                self._trace.add(Parked(self._loop.now_ns, request.number))
+            self._parked.append(request)
+        elif self.settings.admission_s:
+            self._admitting += 1
+            self._loop.call_later(self.settings.admission_s, self._admit_late, request)
+        else:
+            self._admit(request)
 
-    def _admit(self, request: int, request_id: str, prompt_ids: list[int], max_tokens: int) -> _Live:
-        self._catch_up()
-        session = session_of(prompt_ids[0])
-        live = _Live(request, request_id, session, len(prompt_ids), self.version, self._loop.create_future())
-        self._live[request] = live
-        self._trace.add(Admitted(self._loop.now_ns, request))
-        stop_after = self._model.stop_after(session, len(prompt_ids))
-        self._engine.add(self._loop.now_ns, request, len(prompt_ids), max_tokens, stop_after)
-        self._watch(live)
-        self._catch_up()
-        return live
+    def _admit_late(self, request: _Request) -> None:
+        self._admitting -= 1
+        self._admit(request)
 
-    def _output(self, outcome: Outcome, token_ids: list[int], log_probs: list[float] | None) -> TokenOutput:
+    def _admit(self, request: _Request) -> None:
+        now_ns = self._loop.now_ns
+        request.version = self.version
+        self._live[request.number] = request
+        self._trace.add(Admitted(now_ns, request.number))
+        stop_after = self._model.stop_after(request.session, request.prompt_tokens)
+        self._engine.add(now_ns, request.number, request.prompt_tokens, request.max_tokens, stop_after)
+        self._watch(request)
+        if self._gate_closed:
+            self._engine.watch(request.number, 1)
+        self._set_timer()
+
+    def _answer(self, request: _Request, outcome: Outcome) -> None:
+        token_ids: list[int] = []
+        log_probs: list[float] | None = [] if request.wants_log_probs and outcome != "refused" else None
+        origin = first_token(request.session)
+        for position, tokens, version in request.runs:
+            token_ids += range(origin + position, origin + position + tokens)
+            if log_probs is not None:
+                log_probs += log_probs_of(position, tokens, version)
         reason = STOP_REASONS[self.settings.dialect][outcome]
-        return TokenOutput(token_ids, log_probs, reason, extra_fields={"global_steps": self.version})
+        request.answer.set_result(
+            TokenOutput(token_ids, log_probs, reason, extra_fields={"global_steps": self.version})
+        )
 
     # What trainers call
 
-    async def abort_all_requests(
-        self, reset_prefix_cache: bool = True, reject_request: bool = False
-    ) -> dict[str, Any]:
+    async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
         """Ends every request with what it has, and takes no new ones until `resume_generation`.
 
-        With the gate, it closes first and admissions under way are waited for; `reject_request` turns late arrivals
-        away instead of parking them (SGLang's server ignores it).
+        With the gate, it closes first and admissions under way are waited for, on vLLM's server until their first
+        token; `reject_request` turns late arrivals away instead of parking them (SGLang's server ignores it).
         """
         del reset_prefix_cache
         if self.settings.submission_gate:
             self._gate_closed = True
             self._rejecting = reject_request and self.settings.dialect != "sglang"
-            self._gate_opened.clear()
-        await self._drain_admissions()
-        self._catch_up()
+        await self._wait_for_admissions()
+        self._take(self._engine.flush(self._loop.now_ns))
         live = list(self._live.values())
         for each in live:
             self._abort(each)
         self._engine.pause(self._loop.now_ns)
-        self._catch_up()
+        self._set_timer()
         self._trace.add(Paused(self._loop.now_ns, self.replica, len(live)))
         return {"aborted_count": len(live), "request_ids": [each.request_id for each in live]}
 
-    async def _drain_admissions(self) -> None:
-        """Only a gate keeps new ones out, so only with a gate do they come to an end."""
-        while self.settings.submission_gate and self._admitting:
+    async def _wait_for_admissions(self) -> None:
+        """Waits until what is past the gate is in the engine; vLLM's server holds it to be there at its first token."""
+        if not self.settings.submission_gate:
+            return
+        until_token = self.settings.dialect == "vllm"
+        deadline_s = self._loop.time() + ADMISSION_WAIT_S
+        if until_token:
+            self._take(self._engine.flush(self._loop.now_ns))
+            for live in self._live.values():
+                if not live.tokens:
+                    self._engine.watch(live.number, 1)
+            self._set_timer()
+        while self._admitting or (until_token and any(not live.tokens for live in self._live.values())):
+            if self._loop.time() > deadline_s:
+                break
             await asyncio.sleep(_ADMISSION_POLL_S)
 
     async def resume_generation(self) -> None:
         """Resumes the engine first, then opens the gate."""
         self._engine.resume(self._loop.now_ns)
-        self._catch_up()
+        self._set_timer()
+        self._open_gate()
+        self._trace.add(Resumed(self._loop.now_ns, self.replica))
+
+    def _open_gate(self) -> None:
+        """Each parked request tries again in a step of its own; the gate may have closed once more by then."""
         self._gate_closed = False
         self._rejecting = False
-        self._gate_opened.set()
-        self._trace.add(Resumed(self._loop.now_ns, self.replica))
+        for request in self._parked:
+            self._loop.call_soon(self._enter, request)
+        self._parked.clear()
 
     async def abort_request(self, request_id: str, reset_prefix_cache: bool = True) -> dict[str, Any]:
         """Ends every live request of this id; says so where there is none."""
         del reset_prefix_cache
-        self._catch_up()
+        self._take(self._engine.flush(self._loop.now_ns))
         named = [each for each in self._live.values() if each.request_id == request_id]
         for each in named:
             self._abort(each)
-        self._catch_up()
+        self._set_timer()
         if not named:
             return {"aborted": False, "error": f"Request {request_id} not found"}
         return {"aborted": True, "request_id": request_id}
 
     async def set_global_steps(self, global_steps: int) -> None:
         """The weights are now of this version."""
-        self._catch_up()
+        self._take(self._engine.flush(self._loop.now_ns))
         self.version = global_steps
         for each in self._live.values():
             each.version = global_steps
@@ -277,22 +310,16 @@ class FakeRolloutServer:
 
     # The engine's time
 
-    def _watch(self, live: _Live) -> None:
-        threshold = self._watcher.next_threshold(live.session)
+    def _watch(self, request: _Request) -> None:
+        threshold = self._watcher.next_threshold(request.session)
         if threshold is not None:
-            self._engine.watch(live.request, live.tokens + threshold - self._watcher.total(live.session))
+            self._engine.watch(request.number, request.tokens + threshold - self._watcher.total(request.session))
 
-    def _catch_up(self) -> None:
-        """Takes from the engine what it has decoded by now, and sets the timer for what comes next."""
-        for burst in self._engine.advance(self._loop.now_ns):
-            live = self._live[burst.request]
-            if burst.tokens:
-                self._decoded(live, burst.tokens)
-            if burst.finish is not None:
-                self._finish(live, burst.finish)
+    def _set_timer(self) -> None:
+        """Sees to it that the server wakes in time for what the engine has due next. Waking too early does no harm."""
         next_ns = self._engine.next_ns()
         if self._timer is not None:
-            if next_ns == self._timer_ns:
+            if next_ns is not None and self._timer_ns <= next_ns:
                 return
             self._timer.cancel()
             self._timer = None
@@ -302,25 +329,34 @@ class FakeRolloutServer:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._catch_up()
+        self._take(self._engine.advance(self._loop.now_ns))
+        self._set_timer()
 
-    def _decoded(self, live: _Live, tokens: int) -> None:
-        position = live.position + live.tokens
-        self._trace.add(Decoded(self._loop.now_ns, live.request, position, tokens, live.version))
-        live.runs.append((position, tokens, live.version))
-        live.tokens += tokens
-        self._watcher.decoded(live.session, tokens)
-        self._watch(live)
+    def _take(self, bursts: list[Burst]) -> None:
+        """Books what the engine has decoded."""
+        for burst in bursts:
+            request = self._live[burst.request]
+            if burst.tokens:
+                self._decoded(request, burst.tokens)
+            if burst.finish is not None:
+                self._finish(request, burst.finish)
 
-    def _abort(self, live: _Live) -> None:
-        self._engine.abort(live.request)
-        self._finish(live, "abort")
+    def _decoded(self, request: _Request, tokens: int) -> None:
+        position = request.prompt_tokens + request.tokens
+        self._trace.add(Decoded(self._loop.now_ns, request.number, position, tokens, request.version))
+        request.runs.append((position, tokens, request.version))
+        request.tokens += tokens
+        self._watcher.decoded(request.session, tokens)
+        self._watch(request)
 
-    def _finish(self, live: _Live, outcome: Outcome) -> None:
-        del self._live[live.request]
-        self._end(live.request, outcome, live.tokens)
-        live.future.set_result(outcome)
+    def _abort(self, request: _Request) -> None:
+        self._engine.abort(request.number)
+        self._finish(request, "abort")
+
+    def _finish(self, request: _Request, outcome: Outcome) -> None:
+        del self._live[request.number]
+        self._end(request.number, outcome, request.tokens)
+        self._loop.call_soon(self._answer, request, outcome)
 
     def _end(self, request: int, outcome: Outcome, tokens: int, error: str | None = None) -> None:
         self._trace.add(Ended(self._loop.now_ns, request, outcome, tokens, error))
-

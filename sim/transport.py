@@ -7,13 +7,14 @@ not cancel the call, as with a Ray actor. Arguments are copied as a serialising 
 import asyncio
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from sim.case import Transport
-from sim.clock import VirtualLoop, to_ns
+from sim.clock import NS_PER_S, VirtualLoop, to_ns
 from sim.server import FakeRolloutServer, TokenOutput
 from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace
 
@@ -41,26 +42,17 @@ class SentListener(Protocol):
 def copied(message: Any) -> Any:
     """A deep copy of plain data; what is not plain data falls to `copy.deepcopy`."""
     kind = type(message)
-    if kind is dict:
-        return {key: copied(value) for key, value in message.items()}
+    if kind in _UNCHANGING:
+        return message
     if kind is list:
         if not message or type(message[0]) is int:
             # Prompts: long, and their ids are immutable.
             return message[:]
         return [copied(item) for item in message]
-    if kind in (int, str, float, bool, type(None), bytes, ServerHandle, BalancerHandle):
-        return message
+    if kind is dict:
+        return {key: value if type(value) in _UNCHANGING else copied(value) for key, value in message.items()}
     if kind is tuple:
-        return tuple(copied(item) for item in message)
-    if kind is TokenOutput:
-        return TokenOutput(
-            message.token_ids[:],
-            None if message.log_probs is None else message.log_probs[:],
-            message.stop_reason,
-            message.routed_experts,
-            message.num_preempted,
-            dict(message.extra_fields),
-        )
+        return tuple([copied(item) for item in message])
     return copy.deepcopy(message)
 
 
@@ -120,24 +112,47 @@ class BalancerHandle(_Handle):
     def __init__(self, wire: "Wire", balancer: Any, replica_names: list[str]) -> None:
         self._wire = wire
         self._balancer = balancer
+        self._replica_names = replica_names
         self._replica_of = {name: index for index, name in enumerate(replica_names)}
-        self._in_flight = 0
+        self._get_status = getattr(balancer, "get_status", None)
+        self._get_total = getattr(balancer, "get_total_inflight", None)
+        self.messages_in_flight = 0
+        """Messages that have not reached the balancer yet."""
 
     def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "asyncio.Future[Any]":
+        self.messages_in_flight += 1
         return self._wire.send_message(self, name, args, kwargs)
 
-    @property
-    def messages_in_flight(self) -> int:
-        """Messages that have not reached the balancer yet."""
-        return self._in_flight
+    def handle(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Has the balancer handle a message that has arrived."""
+        self.messages_in_flight -= 1
+        return getattr(self._balancer, name)(*args, **kwargs)
 
     def shown_loads(self) -> tuple[tuple[int | None, ...] | None, int | None]:
         """The balancer's own in-flight count for each replica, and in total, where it shows them."""
-        return _shown_loads(self._balancer, self._replica_of)
+        if self._get_status is None:
+            return None, None
+        status = self._get_status()
+        total = status.get("total_inflight") if self._get_total is None else self._get_total()
+        return tuple(map(status.get("servers", {}).get, self._replica_names)), total
+
+    def replicas_named(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> tuple[int, ...]:
+        """The replicas that a message is about."""
+        named: Iterable[Any] = ()
+        if name == "acquire_server":
+            named = () if result is None else result[:1]
+        elif name == "release_server":
+            named = (kwargs.get("server_id", args[0] if args else None),)
+        elif name in ("add_servers", "remove_servers"):
+            named = args[0] if args else next(iter(kwargs.values()))
+        return tuple([self._replica_of[each] for each in named if isinstance(each, str) and each in self._replica_of])
 
     def offers(self, method: str) -> bool:
         """Whether this balancer has such a method (older ones lack clear_sticky_cache)."""
         return callable(getattr(self._balancer, method, None))
+
+
+_UNCHANGING = frozenset((int, str, float, bool, type(None), bytes, ServerHandle, BalancerHandle))
 
 
 class Wire:
@@ -151,19 +166,15 @@ class Wire:
         self._trace = trace
         self._listener = listener
         self._requests = 0
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self.release_delay_ns = 0
-        """How late releases reach the balancer at the moment, on top of its delay."""
+        self._controls: set[asyncio.Task[Any]] = set()
+        self.release_delays: list[tuple[int, int]] = []
+        """How late releases reach the balancer on top of its delay: (until when, by how much), both in ns."""
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    @property
-    def calls_under_way(self) -> int:
-        """Calls to servers that have not come to their end."""
-        return len(self._tasks)
+    def _after(self, delay_ns: int, callback: Callable[..., None], *args: Any) -> None:
+        if delay_ns:
+            self._loop.call_at((self._loop.now_ns + delay_ns) / NS_PER_S, callback, *args)
+        else:
+            self._loop.call_soon(callback, *args)
 
     # Requests
 
@@ -195,11 +206,11 @@ class Wire:
         if self._copies:
             args, kwargs = copied(args), copied(kwargs)
         future: asyncio.Future[TokenOutput] = self._loop.create_future()
-        self._spawn(self._carry_request(server, request, args, kwargs, future))
+        self._after(self._server_delay_ns, self._deliver_request, server, request, args, kwargs, future)
         self._listener.sent(turn.session)
         return future
 
-    async def _carry_request(
+    def _deliver_request(
         self,
         server: FakeRolloutServer,
         request: int,
@@ -207,21 +218,40 @@ class Wire:
         kwargs: dict[str, Any],
         future: "asyncio.Future[TokenOutput]",
     ) -> None:
-        if self._server_delay_ns:
-            await asyncio.sleep(self._server_delay_ns / 1e9)
-        output: TokenOutput | None = None
-        error: Exception | None = None
         try:
-            output = await server.generate(request, *args, **kwargs)
-        except Exception as raised:
-            error = raised
+            answer = server.generate(request, *args, **kwargs)
+        except Exception as error:
+            self._send_back(request, future, None, error)
+        else:
+            answer.add_done_callback(partial(self._answered, request, future))
+
+    def _answered(
+        self, request: int, future: "asyncio.Future[TokenOutput]", answer: "asyncio.Future[TokenOutput]"
+    ) -> None:
+        """The output is not copied: the server has made it for this call alone."""
+        error = answer.exception()
+        self._send_back(request, future, None if error is not None else answer.result(), error)
+
+    def _send_back(
+        self,
+        request: int,
+        future: "asyncio.Future[TokenOutput]",
+        output: TokenOutput | None,
+        error: BaseException | None,
+    ) -> None:
         if self._server_delay_ns:
-            await asyncio.sleep(self._server_delay_ns / 1e9)
-        tokens = 0
-        if output is not None:
-            tokens = len(output.token_ids)
-            if self._copies:
-                output = copied(output)
+            self._after(self._server_delay_ns, self._deliver_answer, request, future, output, error)
+        else:
+            self._deliver_answer(request, future, output, error)
+
+    def _deliver_answer(
+        self,
+        request: int,
+        future: "asyncio.Future[TokenOutput]",
+        output: TokenOutput | None,
+        error: BaseException | None,
+    ) -> None:
+        tokens = 0 if output is None else len(output.token_ids)
         if _settle(future, output, error):
             self._trace.add(Delivered(self._loop.now_ns, request, tokens))
         else:
@@ -232,9 +262,11 @@ class Wire:
     def send_control(
         self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> "asyncio.Future[Any]":
-        """Any other call to a server."""
+        """Any other call to a server. They are few: each is a task."""
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._spawn(self._carry_control(method, args, kwargs, future))
+        task = self._loop.create_task(self._carry_control(method, args, kwargs, future))
+        self._controls.add(task)
+        task.add_done_callback(self._controls.discard)
         return future
 
     async def _carry_control(
@@ -245,7 +277,7 @@ class Wire:
         future: "asyncio.Future[Any]",
     ) -> None:
         if self._server_delay_ns:
-            await asyncio.sleep(self._server_delay_ns / 1e9)
+            await asyncio.sleep(self._server_delay_ns / NS_PER_S)
         try:
             result = await method(*args, **kwargs)
         except Exception as error:
@@ -264,14 +296,8 @@ class Wire:
         future: asyncio.Future[Any] = self._loop.create_future()
         delay_ns = self._balancer_delay_ns
         if name == "release_server":
-            delay_ns += self.release_delay_ns
-        handle._in_flight += 1
-        turn = current_turn.get()
-        if delay_ns:
-            due_s = (self._loop.now_ns + delay_ns) / 1e9
-            self._loop.call_at(due_s, self._deliver_message, handle, name, args, kwargs, future, turn)
-        else:
-            self._loop.call_soon(self._deliver_message, handle, name, args, kwargs, future, turn)
+            delay_ns += sum(late_ns for until_ns, late_ns in self.release_delays if self._loop.now_ns < until_ns)
+        self._after(delay_ns, self._deliver_message, handle, name, args, kwargs, future, current_turn.get())
         return future
 
     def _deliver_message(
@@ -283,16 +309,14 @@ class Wire:
         future: "asyncio.Future[Any]",
         turn: TurnInProgress | None,
     ) -> None:
-        handle._in_flight -= 1
-        balancer = handle._balancer
         result: Any = None
         error: Exception | None = None
         try:
-            result = getattr(balancer, name)(*args, **kwargs)
+            result = handle.handle(name, args, kwargs)
         except Exception as raised:
             error = raised
-        replicas = _replicas_named(handle, name, args, kwargs, result)
-        loads, total = _shown_loads(balancer, handle._replica_of)
+        replicas = handle.replicas_named(name, args, kwargs, result)
+        loads, total = handle.shown_loads()
         self._trace.add(
             Message(
                 self._loop.now_ns,
@@ -302,35 +326,9 @@ class Wire:
                 replicas,
                 loads,
                 total,
-                handle._in_flight,
+                handle.messages_in_flight,
                 None if error is None else f"{type(error).__name__}: {error}",
             )
         )
         if _settle(future, result, error) and name == "acquire_server" and turn is not None and replicas:
             self._trace.add(Acquired(self._loop.now_ns, turn.session, turn.turn, replicas[0]))
-
-
-def _replicas_named(
-    handle: BalancerHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-) -> tuple[int, ...]:
-    """The replicas that a message is about."""
-    named: tuple[Any, ...] = ()
-    if name == "acquire_server" and result is not None:
-        named = (result[0],)
-    elif name == "release_server":
-        named = (kwargs.get("server_id", args[0] if args else None),)
-    elif name in ("add_servers", "remove_servers"):
-        named = tuple(args[0] if args else next(iter(kwargs.values())))
-    return tuple(handle._replica_of[each] for each in named if each in handle._replica_of)
-
-
-def _shown_loads(balancer: Any, replica_of: dict[str, int]) -> tuple[tuple[int | None, ...] | None, int | None]:
-    """The balancer's own in-flight counts, where it shows them."""
-    get_status = getattr(balancer, "get_status", None)
-    if get_status is None:
-        return None, None
-    status = get_status()
-    servers = status.get("servers", {})
-    get_total = getattr(balancer, "get_total_inflight", None)
-    total = get_total() if get_total is not None else status.get("total_inflight")
-    return tuple(servers.get(name) for name in replica_of), total

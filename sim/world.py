@@ -2,18 +2,30 @@
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from msgspec import UNSET
 
 from sim.case import Case, explicit_limit, params_owner
-from sim.clock import Deadlock, Deviation, Deviations, Fifo, Horizon, Order, RandomOrder, StepCap, VirtualLoop, tamed, to_ns
+from sim.clock import (
+    Deadlock,
+    Deviation,
+    Deviations,
+    Fifo,
+    Horizon,
+    Order,
+    RandomOrder,
+    StepCap,
+    VirtualLoop,
+    tamed,
+    to_ns,
+)
 from sim.decode import ConstantRate
 from sim.faults import Stage, Triggers, act
 from sim.server import FakeRolloutServer, Model, first_token
-from sim.sut.interface import Client, Config, Context, Sut
+from sim.sut.interface import Client, Config, Context, Sut, SutError
 from sim.sut.reference.agent import Trajectory, run_turns
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.trace import Logged, Message, SessionEnded, Trace, TurnEnded, TurnStarted, WorldEnded, ids_as_runs
@@ -113,26 +125,34 @@ class _ObservedClient:
 
 
 class _LogTap(logging.Handler):
-    """Puts warnings of the system under test on the trace instead of the terminal."""
+    """Puts warnings of the system under test on the trace instead of the terminal.
 
-    def __init__(self, loop: VirtualLoop, trace: Trace) -> None:
+    One serves all worlds, since only one runs at a time and `logging` registers every handler for good.
+    """
+
+    def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._loop = loop
-        self._trace = trace
+        self._heard: Callable[[str, str], None] | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._trace.add(Logged(self._loop.now_ns, record.name, record.getMessage()))
+        if self._heard is not None:
+            self._heard(record.name, record.getMessage())
+
+    @contextmanager
+    def tapped(self, heard: Callable[[str, str], None]) -> Iterator[None]:
+        """Has `heard` called with the logger's name and the text of each warning, and nothing else done with it."""
+        root = logging.getLogger()
+        kept = root.handlers[:]
+        root.handlers[:] = [self]
+        self._heard = heard
+        try:
+            yield
+        finally:
+            self._heard = None
+            root.handlers[:] = kept
 
 
-@contextmanager
-def _log_tapped(loop: VirtualLoop, trace: Trace) -> Iterator[None]:
-    root = logging.getLogger()
-    kept, tap = root.handlers[:], _LogTap(loop, trace)
-    root.handlers[:] = [tap]
-    try:
-        yield
-    finally:
-        root.handlers[:] = kept
+_log_tap = _LogTap()
 
 
 def _order(case: Case) -> Order:
@@ -167,7 +187,7 @@ def liveness_bound_s(case: Case) -> float:
     server = case.server
     aborts = 1 + len(case.faults)
     calls_s = server.prefill_s + server.admission_s + 2 * case.transport.server_delay_s
-    calls_s += 3 * case.transport.balancer_delay_s + 2.0
+    calls_s += 3 * case.transport.balancer_delay_s + server.token_time_s + 2.0
     total_s = 0.0
     for session in case.sessions:
         tokens = 0
@@ -178,7 +198,7 @@ def liveness_bound_s(case: Case) -> float:
         total_s += session.arrival_s + tokens * server.token_time_s + len(session.turns) * aborts * calls_s
     for fault in case.faults:
         total_s += getattr(fault, "pause_s", 0.0) + getattr(fault, "delay_s", 0.0) + getattr(fault.at, "time_s", 0.0)
-        total_s += 2 * case.transport.server_delay_s + 1.0
+        total_s += calls_s
     return 2 * total_s + 60.0
 
 
@@ -198,7 +218,7 @@ class World:
         loop, trace = self._loop, self.trace
         loop.set_exception_handler(self._unhandled)
         try:
-            with tamed(loop, self.case.seed), _log_tapped(loop, trace):
+            with tamed(loop, self.case.seed), _log_tap.tapped(self._heard):
                 try:
                     loop.run_until_complete(self._main())
                     loop.run_until_idle()
@@ -216,10 +236,12 @@ class World:
             loop.close()
         return trace
 
+    def _heard(self, logger: str, text: str) -> None:
+        self.trace.add(Logged(self._loop.now_ns, logger, text))
+
     def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
         del loop
-        error = context.get("exception")
-        self.trace.add(Logged(self._loop.now_ns, "asyncio", f"{context.get('message')}: {error!r}"))
+        self._heard("asyncio", f"{context.get('message')}: {context.get('exception')!r}")
 
     async def _main(self) -> None:
         case, loop, trace = self.case, self._loop, self.trace
@@ -234,19 +256,32 @@ class World:
         observed = _ObservedClient(case, client, loop, trace, model)
         params = self._sampling_params()
         tasks = [
-            loop.create_task(self._run_session(index, observed, params[params_owner(case, index)]), name=f"session {index}")
+            loop.create_task(
+                self._run_session(index, observed, params[params_owner(case, index)]), name=f"session {index}"
+            )
             for index in range(len(case.sessions))
         ]
         stage = Stage(
-            loop, trace, wire, triggers, names, servers, handles, self._balancer, tasks,
-            set(range(case.replicas)), asyncio.Lock(),
+            loop,
+            trace,
+            wire,
+            triggers,
+            names,
+            servers,
+            handles,
+            self._balancer,
+            tasks,
+            set(range(case.replicas)),
+            asyncio.Lock(),
         )
         waiting: list[asyncio.Task[None]] = []
         acting: list[asyncio.Task[None]] = []
         for index, fault in enumerate(case.faults):
             waiting.append(loop.create_task(self._run_fault(stage, index, fault, acting), name=f"fault {index}"))
-        if tasks:
-            await asyncio.wait(tasks)
+        await asyncio.wait(tasks)
+        for index, task in enumerate(tasks):
+            if task.cancelled():  # before its first step, so that it could not say so itself
+                trace.add(SessionEnded(loop.now_ns, index, "cancelled", 0, 0))
         for task in waiting:
             task.cancel()
         if acting:
@@ -285,10 +320,13 @@ class World:
             assert self._balancer is not None
             return self._balancer
 
-        made = self.sut.factory(Context(_client_config(self.case), servers, make_balancer, default_balancer))
-        client = made
-        if isinstance(made, tuple):
-            client, balancer = made
+        context = Context(_client_config(self.case), servers, make_balancer, default_balancer)
+        try:
+            client = self.sut.factory(context)
+        except Exception as error:
+            raise SutError(f"the factory of SUT {self.sut.name!r} raised {type(error).__name__}: {error}") from error
+        if isinstance(client, tuple):
+            client, balancer = client
             if isinstance(balancer, BalancerHandle):
                 self._balancer = balancer
             else:
@@ -296,8 +334,11 @@ class World:
         if self._balancer is None:
             default_balancer()
         if not callable(getattr(client, "generate", None)):
-            raise TypeError(f"the factory of {self.sut.name} returned {type(client).__name__}, which has no generate()")
-        return client  # type: ignore[no-any-return]
+            raise SutError(
+                f"the factory of SUT {self.sut.name!r} returned {type(client).__name__}, which has no generate(); "
+                f"a client or (client, balancer) is needed"
+            )
+        return cast(Client, client)
 
     def _sampling_params(self) -> list[dict[str, Any]]:
         """One params object a session; sessions that share one are given the owner's."""
@@ -323,21 +364,17 @@ class World:
             current_turn.set(TurnInProgress(index, -1))
             origin = first_token(index)
             prompt_ids = list(range(origin, origin + session.prompt_tokens))
-            await run_turns(
-                client, prompt_ids, session.turns, params, self.case.budget.response_length, trajectory
-            )
+            await run_turns(client, prompt_ids, session.turns, params, self.case.budget.response_length, trajectory)
         except asyncio.CancelledError:
             outcome = "cancelled"
         except Exception as error:
             outcome, text = "error", f"{type(error).__name__}: {error}"
         self.trace.add(
-            SessionEnded(
-                self._loop.now_ns, index, outcome, trajectory.response_tokens, trajectory.kept_tokens, text
-            )
+            SessionEnded(self._loop.now_ns, index, outcome, trajectory.response_tokens, trajectory.kept_tokens, text)
         )
 
     async def _run_fault(self, stage: Stage, index: int, fault: Any, acting: "list[asyncio.Task[None]]") -> None:
-        """Waits for its time in this task, which the end of all sessions may cancel, and acts in one that ends by itself."""
+        """Waits for its time in a task that the end of all sessions may cancel, and acts in one that ends by itself."""
         await stage.triggers.wait(fault.at)
         acting.append(self._loop.create_task(act(stage, index, fault), name=f"fault {index} acting"))
 
@@ -352,7 +389,7 @@ class World:
 def unwrapped(cls: type[Any]) -> type[Any]:
     """The plain class inside a Ray actor class; a plain class as it is."""
     metadata = getattr(cls, "__ray_metadata__", None)
-    return cls if metadata is None else metadata.modified_class  # type: ignore[no-any-return]
+    return cls if metadata is None else cast(type[Any], metadata.modified_class)
 
 
 def run_world(case: Case, sut: Sut) -> Trace:

@@ -18,6 +18,11 @@ def turn_budget_tokens(case: Case, session: int) -> int | None:
     return budget if type(budget) is int and budget > 0 else None
 
 
+def usable(response_length: object) -> bool:
+    """Whether a response_length from a config is one that a client can hold itself to."""
+    return type(response_length) is int and response_length > 0
+
+
 def used_before_tokens(case: Case, trace: Trace, session: int, turn: TurnRecord) -> int:
     """What is charged to the budget when `turn` begins: nothing, or under policy trajectory all since the prompt."""
     if case.budget.policy == "turn":
@@ -61,7 +66,7 @@ def check_overrun(case: Case, trace: Trace) -> list[Violation]:
         if budget is None:
             continue
         used = used_before_tokens(case, trace, session, turn)
-        if used + turn.decoded_tokens > budget:
+        if turn.decoded_tokens and used + turn.decoded_tokens > budget:
             before = f"{used} tokens used before, then " if used else ""
             violations.append(
                 Violation(
@@ -133,6 +138,10 @@ def check_nothing_left(case: Case, trace: Trace) -> list[Violation]:
         if grant.tokens <= 0:
             continue
         budget = turn_budget_tokens(case, session)
+        limit = explicit_limit(case, session)
+        if limit is None and not usable(case.budget.client_response_length):
+            # The documented fallback (B8): the client cannot know what is left, and the server's default is what it is.
+            continue
         generated = generated_before_tokens(turn, attempt)
         if grant.wanted_tokens <= 0:
             violations.append(
@@ -142,6 +151,10 @@ def check_nothing_left(case: Case, trace: Trace) -> list[Violation]:
                     f"{grant.tokens}",
                     session,
                 )
+            )
+        elif limit is not None and limit.tokens == 0:
+            violations.append(
+                Violation("B6", f"{where}: the caller's limit is 0 and the request is granted {grant.tokens}", session)
             )
         elif budget is not None and case.budget.policy == "turn" and generated >= budget:
             violations.append(
@@ -158,7 +171,7 @@ def check_nothing_left(case: Case, trace: Trace) -> list[Violation]:
 def check_fallback(case: Case, trace: Trace) -> list[Violation]:
     """B8."""
     configured = case.budget.client_response_length
-    if type(configured) is int and configured > 0:
+    if usable(configured):
         return []
     reported = any(isinstance(event, Logged) and "response_length" in event.text for event in trace.events)
     violations = []
@@ -174,12 +187,14 @@ def check_fallback(case: Case, trace: Trace) -> list[Violation]:
 
 
 def check_limit_honoured(case: Case, trace: Trace) -> list[Violation]:
-    """B10."""
-    del case
+    """B10. Where objects are shared, a client may change its params after it has sent them: not the server's doing."""
     violations = []
     for session, turn, attempt in _granted(trace):
         grant = attempt.grant
         assert grant is not None
+        changed = grant.rule != "default" and attempt.sent.limits.get(grant.rule) != grant.wanted_tokens
+        if changed and case.transport.objects == "shared":
+            continue
         asked = [limit for limit in attempt.sent.limits.values() if type(limit) is int and limit > 0]
         if asked and grant.tokens not in {max(0, min(limit, grant.room_tokens)) for limit in asked}:
             violations.append(
@@ -194,12 +209,8 @@ def check_limit_honoured(case: Case, trace: Trace) -> list[Violation]:
 
 
 INVARIANTS = (
-    Invariant(
-        "B1", "budget", "The sum generated over a response's attempts is at most its budget.", check_overrun
-    ),
-    Invariant(
-        "B2", "budget", "The budget is usable: no truncation while budget and context remain.", check_usable
-    ),
+    Invariant("B1", "budget", "The sum generated over a response's attempts is at most its budget.", check_overrun),
+    Invariant("B2", "budget", "The budget is usable: no truncation while budget and context remain.", check_usable),
     Invariant("B4", "budget", "The caller's sampling params are unchanged and reusable.", check_params_unchanged),
     Invariant(
         "B6",

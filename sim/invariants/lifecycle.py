@@ -3,12 +3,14 @@
 from sim.case import Case
 from sim.invariants.interface import Invariant, Violation
 from sim.server import first_token
-from sim.trace import Ids, Trace, TurnRecord
+from sim.trace import Ids, Trace, TurnRecord, WorldEnded
 
 
 def check_one_outcome(case: Case, trace: Trace) -> list[Violation]:
-    """A1."""
+    """A1. A run that was cut off in mid-work says nothing of the requests that were under way."""
     del case
+    end = trace.events[-1]
+    cut_off = isinstance(end, WorldEnded) and end.reason in ("horizon", "livelock")
     return [
         Violation(
             "A1",
@@ -17,7 +19,7 @@ def check_one_outcome(case: Case, trace: Trace) -> list[Violation]:
             attempt.sent.session,
         )
         for attempt in trace.ledger.attempts
-        if len(attempt.ended) != 1
+        if len(attempt.ended) > 1 or not (attempt.ended or cut_off)
     ]
 
 

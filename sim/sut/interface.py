@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sim.server import FakeRolloutServer
+
+
+class SutError(ValueError):
+    """A SUT that does not exist or cannot be driven: the message says which are known, or what is missing."""
 
 
 class Config:
@@ -12,6 +16,10 @@ class Config:
 
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value, or `default` where the key is missing."""

@@ -3,7 +3,6 @@
 They prove that the harness finds what it should: each is caught by the invariant it is listed under.
 """
 
-import asyncio
 import random
 from typing import Any, NamedTuple
 
@@ -52,9 +51,9 @@ class SilentFallbackClient(PinnedClient):
 class DeafServer(FakeRolloutServer):
     """Ignores the limit that the client sends (TensorRT-LLM's server in verl)."""
 
-    async def generate(self, request: int, prompt_ids: list[int], sampling_params: Any, *args: Any, **kw: Any) -> Any:
+    def generate(self, request: int, prompt_ids: list[int], sampling_params: Any, *args: Any, **kw: Any) -> Any:
         deaf = {key: value for key, value in sampling_params.items() if key not in LIMIT_KEYS}
-        return await super().generate(request, prompt_ids, deaf, *args, **kw)
+        return super().generate(request, prompt_ids, deaf, *args, **kw)
 
 
 class TwiceEndingServer(FakeRolloutServer):
@@ -119,6 +118,7 @@ class ZeroingBalancer(LeastLoadedBalancer):
         super().add_servers(servers)
         for name in servers:
             self._in_flight[name] = {}
+            self._loads[name] = 0
 
 
 class FavouriteBalancer(LeastLoadedBalancer):
@@ -145,11 +145,8 @@ class GhostBalancer(LeastLoadedBalancer):
 class StuckGateServer(FakeRolloutServer):
     """Resumes its engine and forgets to open the gate."""
 
-    async def resume_generation(self) -> None:
-        closed = self._gate_opened
-        self._gate_opened = asyncio.Event()
-        await super().resume_generation()
-        self._gate_opened = closed
+    def _open_gate(self) -> None:
+        pass
 
 
 _worlds_before = iter(range(2**62))
@@ -201,4 +198,3 @@ def factory(planted: Planted) -> Factory:
         return planted.client(context.config, balancer)
 
     return make
-

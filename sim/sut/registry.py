@@ -4,7 +4,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from sim.sut.interface import Sut
+from sim.sut.interface import Sut, SutError
 from sim.sut.planted import PLANTED, Planted
 from sim.sut.planted import factory as planted_factory
 
@@ -12,10 +12,6 @@ CLEAN = "reference:pinned"
 """The known-good client; every other built-in is a planted bug."""
 
 VERL_NAMES = ("verl", "verl:plain")
-
-
-class SutError(ValueError):
-    """A SUT that does not exist or cannot be driven: the message says which are known, or what is missing."""
 
 
 def builtin_names() -> list[str]:
@@ -53,8 +49,10 @@ def _from_module(name: str, module: str, attribute: str) -> Sut:
         sys.path.insert(0, here)
     try:
         found = importlib.import_module(module)
-    except ImportError as error:
-        raise SutError(f"SUT {name!r}: the module {module!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever the module's own code raises
+        raise SutError(
+            f"SUT {name!r}: the module {module!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     factory = getattr(found, attribute, None)
     if not callable(factory):
         has = "is not callable" if hasattr(found, attribute) else "does not exist"

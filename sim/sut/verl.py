@@ -10,8 +10,7 @@ import importlib.metadata
 import inspect
 from typing import Any
 
-from sim.sut.interface import Client, Context, Sut
-from sim.sut.registry import SutError
+from sim.sut.interface import Client, Context, Sut, SutError
 
 _CLIENTS = {"verl": "FullyAsyncLLMServerClient", "verl:plain": "LLMServerClient"}
 _BALANCER = "GlobalRequestLoadBalancer"

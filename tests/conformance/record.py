@@ -49,7 +49,10 @@ class Recorder:
         logging.getLogger("vllm").setLevel(logging.ERROR)
         import vllm
         from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import init_none_hash
 
+        init_none_hash(sha256)
         self.version: str = vllm.__version__
         longest = TINY_MODEL["max_position_embeddings"]
         with tempfile.TemporaryDirectory() as model:
@@ -91,9 +94,7 @@ class Recorder:
         settings.watermark = engine["watermark"]
         settings.scheduler_reserve_full_isl = engine["scheduler_reserve_full_isl"]
         settings.async_scheduling = engine.get("async_scheduling", False)
-        spec = FullAttentionSpec(
-            block_size=engine["block_size"], num_kv_heads=2, head_size=32, dtype=torch.float32
-        )
+        spec = FullAttentionSpec(block_size=engine["block_size"], num_kv_heads=2, head_size=32, dtype=torch.float32)
         return (AsyncScheduler if settings.async_scheduling else Scheduler)(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
@@ -164,13 +165,12 @@ class _Recording:
     def request(self, event: dict[str, Any]) -> Any:
         from vllm.sampling_params import SamplingParams
         from vllm.utils.hashing import sha256
-        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher
         from vllm.v1.request import Request
 
         base, stop_at = output_base(event["index"]), event["stop_at"]
         block_hasher = None
         if self.scenario["engine"]["enable_prefix_caching"]:
-            init_none_hash(sha256)
             block_hasher = get_request_block_hasher(self.scenario["engine"]["block_size"], sha256)
         return Request(
             request_id=event["id"],

@@ -43,7 +43,7 @@ def happen(engine: Engine, event: dict[str, Any]) -> str | None:
 
 def first_difference(schedule: Scenario, engine: Engine | None = None) -> str | None:
     """None if every step equals the recorded one, else where it first does not."""
-    engine = engine or Engine(EngineConfig(**schedule["engine"]))
+    engine = engine or Engine(EngineConfig(**schedule["engine"], vllm_version=schedule["vllm"]))
     events = iter(schedule["events"])
     event = next(events, None)
     for number, recorded in enumerate(schedule["steps"], start=1):

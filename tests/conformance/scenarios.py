@@ -82,6 +82,8 @@ class _Draw:
         max_tokens = rng.randint(1, self.longest_output)
         if not self.may_outgrow:
             max_tokens = max(1, min(max_tokens, self._pool_tokens() - len(prompt)))
+        # Up to 0.28 vLLM never ends a request whose min_tokens reach past max_model_len.
+        room = self.engine["max_model_len"] - len(prompt)
         return {
             "before_step": rng.randint(1, self.last_arrival),
             "op": "add",
@@ -89,7 +91,7 @@ class _Draw:
             "index": index,
             "prompt": prompt,
             "max_tokens": max_tokens,
-            "min_tokens": rng.randint(0, max_tokens) if rng.random() < 0.1 else 0,
+            "min_tokens": rng.randint(0, min(max_tokens, room)) if rng.random() < 0.1 else 0,
             "stop_at": rng.randrange(max_tokens + 2) if rng.random() < self.share_of_stops else None,
             "priority": rng.randrange(3),
             "arrival": rng.choice((index, index, 0)),

@@ -1,9 +1,9 @@
 """Two rollout clients that resume aborted responses, and differ in who sets the limit."""
 
 import asyncio
+import itertools
 import logging
 from typing import Any
-from uuid import uuid4
 
 from sim.server import TokenOutput
 from sim.sut.interface import Config
@@ -27,6 +27,7 @@ class DeferredClient:
     def __init__(self, config: Config, balancer: Any) -> None:
         self.config = config
         self.balancer = balancer
+        self._requests = itertools.count()
 
     def response_tokens(self, sampling_params: dict[str, Any]) -> int | None:
         """The budget of the whole response: the caller's explicit limit, or None to leave it to the server."""
@@ -67,7 +68,10 @@ class DeferredClient:
         server_id, server = await self.acquire(request_id)
         try:
             output: TokenOutput = await server.generate.remote(
-                request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs
+                request_id=f"request-{next(self._requests)}",
+                prompt_ids=prompt_ids,
+                sampling_params=sampling_params,
+                **kwargs,
             )
             return output
         finally:
@@ -75,7 +79,7 @@ class DeferredClient:
 
     async def acquire(self, request_id: str) -> tuple[str, Any]:
         """A server; when the caller is cancelled before the answer comes, the slot is given back once it does."""
-        answer = asyncio.ensure_future(self.balancer.acquire_server.remote(request_id=request_id))
+        answer = self.balancer.acquire_server.remote(request_id=request_id)
         try:
             server: tuple[str, Any] = await asyncio.shield(answer)
         except asyncio.CancelledError:
@@ -94,7 +98,7 @@ class DeferredClient:
             final.log_probs.extend(output.log_probs)
         final.stop_reason = output.stop_reason
         version = output.extra_fields.get("global_steps")
-        if output.token_ids or "min_global_steps" not in final.extra_fields:
+        if output.token_ids:
             final.extra_fields.setdefault("min_global_steps", version)
             final.extra_fields["max_global_steps"] = version
         final.extra_fields["global_steps"] = version

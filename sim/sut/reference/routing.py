@@ -14,6 +14,8 @@ class LeastLoadedBalancer:
     def __init__(self, servers: dict[str, Any], tie_break: str = "random", sticky: bool = True) -> None:
         self._servers = dict(servers)
         self._in_flight: dict[str, dict[str, int]] = {name: {} for name in servers}
+        self._loads = dict.fromkeys(servers, 0)
+        """The sums of `_in_flight`, for the replicas that are here."""
         self._earlier: dict[str, dict[str, int]] = {}
         self._session_server: dict[str, str] = {}
         self._first_of_equals = tie_break == "first"
@@ -27,15 +29,15 @@ class LeastLoadedBalancer:
             self._session_server[request_id] = name
         sessions = self._in_flight[name]
         sessions[request_id] = sessions.get(request_id, 0) + 1
+        self._loads[name] += 1
         return name, self._servers[name]
 
     def choose(self) -> str:
         """A replica with the fewest requests in flight."""
         if not self._servers:
             raise RuntimeError("No available servers in load balancer")
-        loads = {name: sum(self._in_flight[name].values()) for name in self._servers}
-        least = min(loads.values())
-        equals = [name for name, load in loads.items() if load == least]
+        least = min(self._loads.values())
+        equals = [name for name, load in self._loads.items() if load == least]
         return equals[0] if self._first_of_equals else random.choice(equals)
 
     def require_acquire_fields(self) -> list[str]:
@@ -46,19 +48,25 @@ class LeastLoadedBalancer:
 
     def release_server(self, server_id: str, request_id: str = "") -> None:
         """One request of this session has ended; the oldest epoch that still counts it lets it go."""
-        for epoch in (self._earlier.get(server_id), self._in_flight.get(server_id)):
-            if epoch and epoch.get(request_id, 0) > 0:
-                epoch[request_id] -= 1
-                return
+        earlier = self._earlier.get(server_id)
+        if earlier and earlier.get(request_id, 0) > 0:
+            earlier[request_id] -= 1
+            return
+        present = self._in_flight.get(server_id)
+        if present and present.get(request_id, 0) > 0:
+            present[request_id] -= 1
+            self._loads[server_id] -= 1
 
     def add_servers(self, servers: dict[str, Any]) -> None:
         for name, handle in servers.items():
             self._servers[name] = handle
             self._in_flight.setdefault(name, {})
+            self._loads.setdefault(name, 0)
 
     def remove_servers(self, server_ids: list[str]) -> None:
         for name in server_ids:
             self._servers.pop(name, None)
+            self._loads.pop(name, None)
             earlier = self._earlier.setdefault(name, {})
             for request_id, count in self._in_flight.pop(name, {}).items():
                 earlier[request_id] = earlier.get(request_id, 0) + count
@@ -70,8 +78,8 @@ class LeastLoadedBalancer:
         return {"cleared_entries": cleared, "server_loads": self.get_status()["servers"]}
 
     def get_status(self) -> dict[str, Any]:
-        loads = {name: sum(self._in_flight[name].values()) for name in self._servers}
+        loads = dict(self._loads)
         return {"servers": loads, "total_inflight": sum(loads.values()), "active_servers": len(loads)}
 
     def get_total_inflight(self) -> int:
-        return sum(sum(sessions.values()) for sessions in self._in_flight.values())
+        return sum(self._loads.values())

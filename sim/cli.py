@@ -1,0 +1,379 @@
+"""The command line. Heavy imports wait until a command needs them, so that `rollcage --help` answers at once."""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from sim.corpus import Entry, Replay
+    from sim.search.campaign import Campaign, Find
+    from sim.sut.interface import Sut
+
+UNUSABLE = 2
+"""Exit code for arguments or files that cannot be used."""
+
+_KINDS = ("budget", "lifecycle", "routing", "liveness", "harness")
+_DEMONSTRATION = ("reference:deferred", "reference:pinned")
+_DEMONSTRATED = "B1"
+_DEMONSTRATION_WORLDS = 1500
+_DEFAULT_SECONDS = 10.0
+_RESCUE_FOLDER = Path("found")
+
+
+_ELSEWHERE = {"preflight": "sim.preflight.command"}
+"""Commands that live in rooms of their own: command → module with a click command of that name."""
+
+
+class _Group(click.Group):
+    """Imports a command from its own room when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _ELSEWHERE:
+            command: click.Command = getattr(importlib.import_module(_ELSEWHERE[cmd_name]), cmd_name)
+            return command
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rollcage")
+def main() -> None:
+    """Finds budget overruns, routing violations and lost tokens in the code between an RL trainer and its inference
+    servers, in virtual time, on a laptop."""
+
+
+@contextmanager
+def _errors_said() -> Iterator[None]:
+    """Turns what a person can act on into one line and exit code 2."""
+    from sim.case import CaseError
+    from sim.sut.interface import SutError
+
+    try:
+        yield
+    except (CaseError, SutError) as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(UNUSABLE)
+
+
+def _load_suts(names: tuple[str, ...]) -> "list[Sut]":
+    from sim.sut.registry import load_sut
+
+    return [load_sut(name) for name in names]
+
+
+# hunt
+
+
+@main.command()
+@click.option(
+    "--sut", "names", multiple=True, metavar="NAME", help="What to test; repeatable. Without it: a demonstration."
+)
+@click.option(
+    "--against", metavar="NAME", help="Run this SUT on the same worlds and report where the two first differ."
+)
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(_KINDS), help="Which invariants; repeatable.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="How long to search a SUT (default 10).")
+@click.option("--worlds", type=click.IntRange(1), help="How many worlds instead: the same finds every time.")
+@click.option("--seed", type=click.IntRange(0, 2**32), help="Seed of the search (default: a fresh one, printed).")
+@click.option("--dialect", type=click.Choice(("vllm", "sglang", "trtllm")), default="vllm", help="Whose grants.")
+@click.option(
+    "--policy", type=click.Choice(("turn", "trajectory")), default="turn", help="What response_length limits."
+)
+@click.option("--turns", "most_turns", type=click.IntRange(1, 3), default=3, help="Most turns of a session.")
+@click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Keep what is found in this folder.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def hunt(
+    names: tuple[str, ...],
+    against: str | None,
+    kinds: tuple[str, ...],
+    seconds: float | None,
+    worlds: int | None,
+    seed: int | None,
+    dialect: str,
+    policy: str,
+    most_turns: int,
+    save: Path | None,
+    as_json: bool,
+) -> None:
+    """Search for worlds that break an invariant, and shrink them.
+
+    Exit code 0: nothing found (in the demonstration: the bad client was caught, the good one is clean); 1: found;
+    2: unusable arguments. SUT names: reference:pinned, reference:deferred and the other planted bugs, verl,
+    verl:plain, MODULE:FACTORY.
+    """
+    if seconds is not None and worlds is not None:
+        raise click.UsageError("--seconds and --worlds exclude each other")
+    demonstration = not names
+    if demonstration:
+        if against is not None:
+            raise click.UsageError("--against needs --sut")
+        names, kinds, seed = _DEMONSTRATION, kinds or ("budget",), 0 if seed is None else seed
+        most_turns = 1
+        worlds = _DEMONSTRATION_WORLDS if worlds is None and seconds is None else worlds
+    elif seconds is None and worlds is None:
+        seconds = _DEFAULT_SECONDS
+    with _errors_said():
+        suts = _load_suts(names)
+        other = _load_suts((against,))[0] if against is not None else None
+    if seed is None:
+        import secrets
+
+        seed = secrets.randbelow(2**32)
+    options = {"dialect": dialect, "policy": policy, "most_turns": most_turns}
+    campaigns = []
+    with _errors_said():
+        for sut in suts:
+            only = _DEMONSTRATED if demonstration and sut.name == _DEMONSTRATION[0] else None
+            found = _hunt_one(sut, other, kinds or _KINDS, only, seed, worlds, seconds, options)
+            campaigns.append(found)
+            if found.interrupted:
+                break
+    interrupted = any(campaign.interrupted for campaign in campaigns)
+    if interrupted and save is None and any(campaign.finds for campaign in campaigns):
+        save = _RESCUE_FOLDER
+    paths = _save_finds(campaigns, save) if save is not None else {}
+    if as_json:
+        click.echo(json.dumps(_hunt_json(campaigns, seed, paths)))
+    else:
+        _tell_hunt(campaigns, seed, paths, demonstration)
+    if interrupted:
+        sys.exit(130)
+    caught = {campaign.sut.name: bool(campaign.finds) for campaign in campaigns}
+    if demonstration:
+        sys.exit(0 if caught == {_DEMONSTRATION[0]: True, _DEMONSTRATION[1]: False} else 1)
+    sys.exit(1 if any(caught.values()) else 0)
+
+
+def _hunt_one(
+    sut: "Sut",
+    other: "Sut | None",
+    kinds: tuple[str, ...],
+    only: str | None,
+    seed: int,
+    worlds: int | None,
+    seconds: float | None,
+    options: dict[str, Any],
+) -> "Campaign":
+    """Searches the worlds of each strategy that the kinds need, the bounds shared out among them."""
+    from sim.invariants import numbers_of
+    from sim.search.campaign import Bounds, Campaign, run_campaign
+    from sim.search.compare import against as compare_against
+    from sim.search.strategies import STRATEGIES
+
+    groups: dict[Any, list[str]] = {}
+    for kind in kinds:
+        groups.setdefault(STRATEGIES[kind], []).append(kind)
+    whole = Campaign(sut, seed)
+    share = Bounds(
+        None if worlds is None else -(-worlds // len(groups)), None if seconds is None else seconds / len(groups)
+    )
+    compare = None if other is None else compare_against(other)
+    with _progress(sut.key, worlds, seconds) as tick:
+        for strategy, group in groups.items():
+            before = whole.worlds, whole.seconds
+
+            def progress(part: Campaign, before: tuple[int, float] = before) -> None:
+                tick(before[0] + part.worlds, before[1] + part.seconds)
+
+            numbers = numbers_of(group) if only is None else (only,)
+            part = run_campaign(sut, strategy(**options), numbers, seed, share, progress, compare)
+            whole.add(part)
+            if part.interrupted:
+                break
+    return whole
+
+
+@contextmanager
+def _progress(label: str, worlds: int | None, seconds: float | None) -> Iterator[Any]:
+    """A bar on a terminal, nothing in a pipe."""
+    length = worlds if worlds is not None else int(1000 * (seconds or 0))
+    hidden = not sys.stderr.isatty()
+    with click.progressbar(length=length, label=f"{label:<24}", file=sys.stderr, hidden=hidden) as bar:
+
+        def tick(done_worlds: int, done_seconds: float) -> None:
+            done = min(length, done_worlds if worlds is not None else int(1000 * done_seconds))
+            if done > bar.pos:
+                bar.update(done - bar.pos)
+
+        yield tick
+
+
+def _save_finds(campaigns: "list[Campaign]", folder: Path) -> "dict[int, str]":
+    from sim import corpus
+    from sim.invariants import INVARIANTS
+    from sim.world import run_world
+
+    paths: dict[int, str] = {}
+    for campaign in campaigns:
+        for find in campaign.finds:
+            digest = run_world(find.case, campaign.sut).digest()
+            path = folder / corpus.file_name(find.invariant, campaign.sut.key, digest)
+            observed = sorted({v.invariant for v in corpus.violations(find.case, campaign.sut)})
+            entry = corpus.Entry(
+                origin=f"found by a search, seed {campaign.seed}",
+                invariant=find.invariant if find.invariant in INVARIANTS else None,
+                expected={campaign.sut.key: observed},
+                case=find.case,
+            )
+            corpus.write(path, entry)
+            paths[id(find)] = str(path)
+    return paths
+
+
+def _hunt_json(campaigns: "list[Campaign]", seed: int, paths: dict[int, str]) -> dict[str, Any]:
+    from sim.case import to_builtins
+
+    seconds = sum(campaign.seconds for campaign in campaigns)
+    worlds = sum(campaign.worlds for campaign in campaigns)
+    return {
+        "worlds": worlds,
+        "worlds_per_s": round(worlds / seconds, 1) if seconds else 0.0,
+        "seed": seed,
+        "suts": {
+            campaign.sut.name: {
+                "key": campaign.sut.key,
+                "worlds": campaign.worlds,
+                "violations": [
+                    {
+                        "invariant": find.invariant,
+                        "message": find.message,
+                        "case": paths.get(id(find)) or to_builtins(find.case),
+                    }
+                    for find in campaign.finds
+                ],
+            }
+            for campaign in campaigns
+        },
+    }
+
+
+def _tell_hunt(campaigns: "list[Campaign]", seed: int, paths: dict[int, str], demonstration: bool) -> None:
+    for campaign in campaigns:
+        numbers = ", ".join(find.invariant for find in campaign.finds) or "clean"
+        click.echo(
+            f"{campaign.sut.key}: {numbers}  ({campaign.worlds} worlds, {campaign.worlds_per_s:.0f}/s, seed {seed})"
+        )
+        for find in campaign.finds:
+            click.echo()
+            click.echo(_indented(_find_report(campaign.sut, find)))
+            if id(find) in paths:
+                click.echo(f"  kept as {paths[id(find)]}")
+            click.echo()
+    if demonstration:
+        click.echo(
+            "The first client leaves the limit to the server; the second pins what is left of the budget.\n"
+            "Next: rollcage hunt --sut verl, or --sut MODULE:FACTORY for your own client."
+        )
+
+
+def _find_report(sut: "Sut", find: "Find") -> str:
+    from sim.invariants import Violation, judge
+    from sim.report.explain import world_report
+    from sim.world import run_world
+
+    trace = run_world(find.case, sut)
+    violations = [v for v in judge(find.case, trace) if v.invariant == find.invariant]
+    return world_report(find.case, sut, trace, violations or [Violation(find.invariant, find.message)])
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
+
+
+# replay
+
+
+@main.command()
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="CASE...")
+@click.option(
+    "--sut", "names", multiple=True, metavar="NAME", help="On what; repeatable. Default: built-ins with a verdict."
+)
+@click.option("--corpus", type=click.Path(path_type=Path), metavar="DIR", help="Replay every case in this folder.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def replay(paths: tuple[Path, ...], names: tuple[str, ...], corpus: Path | None, as_json: bool) -> None:
+    """Replay kept cases and compare the verdicts with those that they expect.
+
+    Exit code 0: each verdict is the one expected (or the case expects none of that SUT); 1: one is not; 2: unusable.
+    """
+    from sim import corpus as kept
+
+    if not paths and corpus is None:
+        raise click.UsageError("name case files or folders, or give --corpus DIR")
+    with _errors_said():
+        files = kept.files([*paths, *([corpus] if corpus is not None else [])])
+        entries = [(path, kept.read(path)) for path in files]
+        suts = _load_suts(names)
+        replays = [
+            kept.replay(path, entry, sut) for path, entry in entries for sut in suts or _builtins_with_verdict(entry)
+        ]
+    if as_json:
+        rows = [{key: getattr(r, key) for key in ("path", "sut", "expected", "observed", "ok")} for r in replays]
+        click.echo(json.dumps({"cases": rows}))
+    else:
+        _tell_replays(replays)
+    sys.exit(1 if any(each.ok is False for each in replays) else 0)
+
+
+def _builtins_with_verdict(entry: "Entry") -> "list[Sut]":
+    from sim.sut.registry import builtin_names
+
+    known = [name for name in builtin_names() if name in entry.expected]
+    # What is violated is what a reader wants to see first.
+    known.sort(key=lambda name: not entry.expected[name])
+    return _load_suts(tuple(known) or _DEMONSTRATION)
+
+
+def _tell_replays(replays: "list[Replay]") -> None:
+    from sim.report.explain import table
+
+    rows = [("case", "sut", "expected", "observed", "")]
+    for each in replays:
+        expected = "no verdict" if each.expected is None else ", ".join(each.expected) or "clean"
+        mark = {True: "ok", False: "DIFFERS", None: "-"}[each.ok]
+        rows.append((Path(each.path).name, each.sut, expected, ", ".join(each.observed) or "clean", mark))
+    click.echo(table(rows))
+    for each in replays:
+        if each.ok is False:
+            click.echo(f"\n{each.path} on {each.sut}:")
+            click.echo(_indented("\n".join(each.messages) or "no invariant is violated"))
+    good = sum(each.ok is True for each in replays)
+    judged = sum(each.ok is not None for each in replays)
+    click.echo(f"\n{good} of {judged} as expected, {len(replays) - judged} without a verdict")
+
+
+# show
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path), metavar="CASE")
+@click.option("--sut", "name", metavar="NAME", help="On what (default: a built-in SUT).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def show(path: Path, name: str | None, as_json: bool) -> None:
+    """Print a case's world: its attempts and grants with the arithmetic spelled out, and the verdicts."""
+    from sim import corpus
+    from sim.report import explain
+    from sim.world import run_world
+
+    with _errors_said():
+        entry = corpus.read(path)
+        sut = _load_suts((name,))[0] if name is not None else _builtins_with_verdict(entry)[0]
+        trace = run_world(entry.case, sut)
+        violations = corpus.violations(entry.case, sut)
+    if as_json:
+        click.echo(json.dumps(explain.as_json(sut, trace, violations)))
+        return
+    if entry.origin:
+        click.echo(f"{path.name}: {entry.origin}\n")
+    click.echo(explain.world_report(entry.case, sut, trace, violations))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Cases on disk: what was found once, kept to be replayed on every version.
+
+A corpus file is a JSON object: where the case comes from, the invariant that it is about, the case itself, and for
+each SUT (by its key: a name, or name==version) the invariants that it violates there. A bare case can be read too.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from sim.case import Case, CaseError, to_builtins
+from sim.invariants import INVARIANTS, judge
+from sim.invariants.harness import check_same_digest
+from sim.invariants.interface import Violation
+from sim.sut.interface import Sut
+from sim.world import run_world
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One kept case. `expected`: for each SUT key the invariants that it violates, none for a clean SUT."""
+
+    origin: str = ""
+    invariant: str | None = None
+    expected: dict[str, list[str]] = {}
+    case: Case
+    format: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        named = [number for numbers in self.expected.values() for number in numbers]
+        if self.invariant is not None:
+            named.append(self.invariant)
+        for number in named:
+            if number not in INVARIANTS:
+                raise CaseError(f"unknown invariant {number!r}; known are {', '.join(INVARIANTS)}")
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """The outcome of an entry on a SUT. `expected` and `ok` are None where the entry has no verdict for it."""
+
+    path: str
+    sut: str
+    expected: list[str] | None
+    observed: list[str]
+    ok: bool | None
+    messages: list[str]
+
+
+_entry_decoder = msgspec.json.Decoder(Entry)
+_case_decoder = msgspec.json.Decoder(Case)
+_Anything = Annotated[dict[str, msgspec.Raw], None]
+
+
+def read(path: Path) -> Entry:
+    """The entry in a file, or the bare case in it. Raises `CaseError` that names file, path and what was expected."""
+    if path.is_dir():
+        raise CaseError(f"{path}: is a directory; a case file is needed")
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise CaseError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        if "case" in fields:
+            return _entry_decoder.decode(text)
+        return Entry(case=_case_decoder.decode(text))
+    except CaseError as error:
+        raise CaseError(f"{path}: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CaseError(f"{path}: {error}") from None
+
+
+def files(paths: Iterable[Path]) -> list[Path]:
+    """The case files among `paths`, directories standing for the .json files in them. Raises `CaseError`."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(path.glob("*.json"))
+            if not inside:
+                raise CaseError(f"{path}: no .json files in this directory")
+            found.extend(inside)
+        else:
+            found.append(path)
+    return found
+
+
+def write(path: Path, entry: Entry) -> None:
+    """Writes readable JSON, to a temporary name first."""
+    write_text(path, dumps(entry))
+
+
+def dumps(entry: Entry) -> str:
+    """The entry as readable JSON; values of the case at their defaults are left out."""
+    fields: dict[str, Any] = {"format": entry.format, "origin": entry.origin, "invariant": entry.invariant}
+    fields |= {"expected": entry.expected, "case": to_builtins(entry.case)}
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2).decode() + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file under a temporary name in its folder and renames it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def file_name(invariant: str, sut_key: str, digest: str) -> str:
+    """A name for a new find."""
+    return f"{invariant}-{re.sub(r'[^A-Za-z0-9.=_-]+', '-', sut_key)}-{digest[:8]}.json"
+
+
+def violations(case: Case, sut: Sut) -> list[Violation]:
+    """Everything that a SUT violates in a case, D1 included: the case is run twice."""
+    trace = run_world(case, sut)
+    return judge(case, trace) + check_same_digest(trace, run_world(case, sut))
+
+
+def replay(path: Path, entry: Entry, sut: Sut) -> Replay:
+    """Runs an entry on a SUT and compares the violated invariants with the expected ones."""
+    found = violations(entry.case, sut)
+    observed = sorted({violation.invariant for violation in found}, key=list(INVARIANTS).index)
+    expected = entry.expected.get(sut.key)
+    ok = None if expected is None else sorted(expected) == sorted(observed)
+    return Replay(str(path), sut.key, expected, observed, ok, [f"{v.invariant}: {v.message}" for v in found])

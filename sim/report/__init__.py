@@ -1,0 +1,1 @@
+"""What people read: a world explained on the terminal."""

@@ -1,0 +1,257 @@
+"""A world explained on the terminal: its attempts and grants with the arithmetic spelled out, and its verdicts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from sim.case import AfterSent, AfterTokens, AtTime, Case, Fault, When
+from sim.invariants import INVARIANTS, Violation
+from sim.invariants.budget import turn_budget_tokens, used_before_tokens
+from sim.sut.interface import Sut
+from sim.trace import Attempt, FaultFired, Trace, TurnRecord, WorldEnded
+
+MOST_TURNS_SHOWN = 12
+_BAR_COLUMNS = 56
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
+    """Rows as left-aligned columns, the first one being the heading."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join((indent + line).rstrip() for line in lines)
+
+
+def spelled_when(when: When) -> str:
+    """When a fault acts, in words."""
+    match when:
+        case AtTime():
+            return f"at {when.time_s:g} s"
+        case AfterTokens():
+            return f"once session {when.session} has decoded {when.tokens} tokens"
+        case AfterSent():
+            return f"once session {when.session} has sent {when.requests} request{'s' * (when.requests > 1)}"
+
+
+def spelled_fault(fault: Fault) -> str:
+    """A fault in words: `weight_update (pause_s 1) once session 0 has decoded 5 tokens`."""
+    fields = msgspec.structs.asdict(fault)
+    details = ", ".join(
+        f"{key} {', '.join(map(str, value)) if isinstance(value, tuple) else f'{value:g}'}"
+        for key, value in fields.items()
+        if key != "at" and value != ()
+    )
+    return f"{fault.__struct_config__.tag}{f' ({details})' if details else ''} {spelled_when(fault.at)}"
+
+
+def spelled_grant(case: Case, attempt: Attempt) -> str:
+    """A grant and why: `9 = default: min(8, 4 + 8 − 3 = 9)`."""
+    grant = attempt.grant
+    if grant is None:
+        return "none"
+    budget, prompt = case.budget, attempt.sent.prompt_tokens
+    if grant.rule == "default":
+        rest = budget.prompt_length + budget.response_length - prompt
+        why = (
+            f"default min({budget.response_length}, "
+            f"{budget.prompt_length} + {budget.response_length} − {prompt} = {rest})"
+        )
+    else:
+        why = f"{grant.rule} {grant.wanted_tokens}"
+    clamped = "" if grant.tokens == grant.wanted_tokens else f", clamped to the room of {grant.room_tokens}"
+    if grant.tokens > grant.room_tokens or grant.tokens > grant.wanted_tokens:
+        clamped = f", raised to {grant.tokens}"
+    return f"{grant.tokens} = {why}{clamped}"
+
+
+def _spelled_prompt(turn: TurnRecord, attempt: Attempt) -> str:
+    first, now = turn.started.prompt_tokens, attempt.sent.prompt_tokens
+    return str(now) if now == first else f"{first} + {now - first} = {now}"
+
+
+def _spelled_limits(attempt: Attempt) -> str:
+    return ", ".join(f"{key} {value}" for key, value in attempt.sent.limits.items()) or "none"
+
+
+def _spelled_outcome(attempt: Attempt) -> str:
+    return " and ".join(ended.outcome for ended in attempt.ended) or "never"
+
+
+def attempts_table(case: Case, turn: TurnRecord) -> str:
+    """The attempts of a turn, one a row, and their sum against the budget."""
+    rows = [("attempt", "replica", "prompt", "limit sent", "grant, and why", "decoded", "ended")]
+    for attempt in turn.attempts:
+        rows.append(
+            (
+                str(attempt.sent.attempt),
+                str(attempt.sent.replica),
+                _spelled_prompt(turn, attempt),
+                _spelled_limits(attempt),
+                spelled_grant(case, attempt),
+                str(attempt.decoded_tokens),
+                _spelled_outcome(attempt),
+            )
+        )
+    return table(rows, "  ")
+
+
+def _sum_line(case: Case, trace: Trace, session: int, turn: TurnRecord) -> str:
+    parts = [attempt.decoded_tokens for attempt in turn.attempts]
+    used = used_before_tokens(case, trace, session, turn)
+    total = used + sum(parts)
+    spelled = " + ".join(str(part) for part in ([used] if used else []) + parts) or "0"
+    budget = turn_budget_tokens(case, session)
+    line = f"decoded {spelled} = {total}" if len(parts) + bool(used) > 1 else f"decoded {spelled}"
+    if budget is None:
+        return f"{line}; the client's config gives no budget"
+    if total > budget:
+        return f"{line}; budget {budget}; overrun {total - budget}"
+    return f"{line}; budget {budget}"
+
+
+def budget_bar(case: Case, session: int, turn: TurnRecord) -> str:
+    """The attempts drawn over the budget: decoded tokens as blocks, those beyond the budget shaded."""
+    budget = turn_budget_tokens(case, session)
+    total = turn.decoded_tokens
+    if budget is None or total == 0:
+        return ""
+    scale = _BAR_COLUMNS / max(total, budget)
+    edge = round(budget * scale)
+    lines = [f"  {'budget':<10} {'─' * edge}┤ {budget}"]
+    done = 0
+    for attempt in turn.attempts:
+        start, end = round(done * scale), round((done + attempt.decoded_tokens) * scale)
+        inside = "█" * max(0, min(end, edge) - start)
+        beyond = "▒" * max(0, end - max(start, edge))
+        lines.append(f"  {f'attempt {attempt.sent.attempt}':<10} {' ' * start}{inside}{beyond}")
+        done += attempt.decoded_tokens
+    return "\n".join(lines) + f" {total}"
+
+
+def why_it_overran(case: Case, turn: TurnRecord) -> str:
+    """The cause of an overrun, where the arithmetic shows it; empty where it does not."""
+    first = turn.started.prompt_tokens
+    for attempt in turn.attempts:
+        generated = attempt.sent.prompt_tokens - first
+        if attempt.grant is None or attempt.grant.rule != "default" or generated <= 0:
+            continue
+        sent = "sends no limit"
+        if attempt.sent.limits:
+            sent = f"sends {_spelled_limits(attempt)} and the server ignores it"
+        return (
+            f"  Attempt {attempt.sent.attempt} is a resume: {generated} of the {attempt.sent.prompt_tokens} tokens of "
+            f"its prompt were generated before the abort.\n"
+            f"  The client {sent}, so the server's default holds. It charges those {generated} to the prompt\n"
+            f"  allowance ({case.budget.prompt_length}, of which the prompt itself needs {first}) and not to the "
+            f"response: what was used is granted anew."
+        )
+    return ""
+
+
+def turn_report(case: Case, trace: Trace, session: int, turn: TurnRecord) -> str:
+    """One turn: table, sum, and for an overrun the bar and the cause."""
+    lines = [f"session {session} turn {turn.started.turn}: prompt {turn.started.prompt_tokens} tokens"]
+    if turn.attempts:
+        lines.append(attempts_table(case, turn))
+    lines.append("  " + _sum_line(case, trace, session, turn))
+    budget = turn_budget_tokens(case, session)
+    if budget is not None and turn.decoded_tokens > budget:
+        lines += ["", budget_bar(case, session, turn)]
+        cause = why_it_overran(case, turn)
+        if cause:
+            lines += ["", cause]
+    ended = turn.ended
+    if ended is not None and ended.outcome != "ok":
+        lines.append(f"  the client's call was cut: {ended.outcome}{f' ({ended.error})' if ended.error else ''}")
+    return "\n".join(lines)
+
+
+def settings_line(case: Case) -> str:
+    """The settings that the arithmetic needs."""
+    budget = case.budget
+    return (
+        f"prompt_length {budget.prompt_length} · response_length {budget.response_length} · "
+        f"max_model_len {budget.context_tokens} · {case.server.dialect} grants · "
+        f"{case.replicas} replica{'s' * (case.replicas > 1)} · budget of a {budget.policy}"
+    )
+
+
+def schedule_line(case: Case) -> str:
+    """What the schedule has to do with it."""
+    schedule = case.schedule
+    if schedule.policy == "fifo":
+        return "schedule: FIFO, no deviations: not a race"
+    if schedule.policy == "random":
+        return f"schedule: random order, seed {schedule.seed}"
+    places = ", ".join(f"step {step} takes callback {pick}" for step, pick in schedule.deviations)
+    return f"schedule: FIFO but for {len(schedule.deviations)} deviations ({places}): a race"
+
+
+def world_report(case: Case, sut: Sut, trace: Trace, violations: Sequence[Violation]) -> str:
+    """The whole world: settings, faults, the turns (those in violation first where there are many), verdicts."""
+    sections = [f"{sut.key}\n{settings_line(case)}\n{schedule_line(case)}"]
+    if case.faults:
+        sections.append(_faults_section(case, trace))
+    turns = list(trace.ledger.turns())
+    named = {violation.session for violation in violations}
+    turns.sort(key=lambda pair: pair[0] not in named)
+    sections += [turn_report(case, trace, session, turn) for session, turn in turns[:MOST_TURNS_SHOWN]]
+    if len(turns) > MOST_TURNS_SHOWN:
+        sections.append(f"… and {len(turns) - MOST_TURNS_SHOWN} more turns")
+    end = trace.events[-1]
+    assert isinstance(end, WorldEnded)
+    sections.append(f"the world ended at {end.t_ns / 1e9:g} s: {end.reason}")
+    sections.append(verdict_lines(violations))
+    return "\n\n".join(sections)
+
+
+def _faults_section(case: Case, trace: Trace) -> str:
+    fired = {event.fault: event for event in trace.events if isinstance(event, FaultFired)}
+    lines = ["faults"]
+    for index, fault in enumerate(case.faults):
+        event = fired.get(index)
+        when = "did not fire" if event is None else f"fired at {event.t_ns / 1e9:g} s"
+        note = f" ({event.note})" if event is not None and event.note else ""
+        lines.append(f"  {index}: {spelled_fault(fault)}: {when}{note}")
+    return "\n".join(lines)
+
+
+def verdict_lines(violations: Sequence[Violation]) -> str:
+    """Each violated invariant with its statement and its violations; or that there are none."""
+    if not violations:
+        return "no invariant is violated"
+    lines = []
+    for number in dict.fromkeys(violation.invariant for violation in violations):
+        statement = INVARIANTS[number].statement if number in INVARIANTS else ""
+        lines.append(f"{number} violated: {statement}".rstrip())
+        lines += [f"  {violation.message}" for violation in violations if violation.invariant == number][:6]
+    return "\n".join(lines)
+
+
+def as_json(sut: Sut, trace: Trace, violations: Sequence[Violation]) -> dict[str, Any]:
+    """The same as plain data."""
+    end = trace.events[-1]
+    assert isinstance(end, WorldEnded)
+    return {
+        "sut": sut.key,
+        "digest": trace.digest(),
+        "events": len(trace.events),
+        "ended": end.reason,
+        "virtual_s": end.t_ns / 1e9,
+        "attempts": [
+            {
+                "session": attempt.sent.session,
+                "turn": attempt.sent.turn,
+                "attempt": attempt.sent.attempt,
+                "replica": attempt.sent.replica,
+                "prompt_tokens": attempt.sent.prompt_tokens,
+                "limits": attempt.sent.limits,
+                "grant_tokens": None if attempt.grant is None else attempt.grant.tokens,
+                "rule": None if attempt.grant is None else attempt.grant.rule,
+                "decoded_tokens": attempt.decoded_tokens,
+                "outcomes": [ended.outcome for ended in attempt.ended],
+            }
+            for attempt in trace.ledger.attempts
+        ],
+        "violations": [{"invariant": v.invariant, "message": v.message, "session": v.session} for v in violations],
+    }

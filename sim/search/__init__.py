@@ -1,0 +1,1 @@
+"""The search: Hypothesis draws worlds, a campaign runs them and keeps what breaks, shrunk."""

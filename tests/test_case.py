@@ -1,0 +1,239 @@
+"""Case: what can be written down, what is refused, and that the message says where, what and what is allowed."""
+
+import json
+
+import msgspec
+import pytest
+
+from sim.case import (
+    FORMAT,
+    AbortAll,
+    AddReplica,
+    AfterSent,
+    AfterTokens,
+    AtTime,
+    Budget,
+    CancelClient,
+    Case,
+    CaseError,
+    ClientView,
+    DelayReleases,
+    Limit,
+    RemoveReplica,
+    Router,
+    Schedule,
+    ServerSettings,
+    Session,
+    Transport,
+    Turn,
+    WeightUpdate,
+    dumps,
+    explicit_limit,
+    from_builtins,
+    loads,
+    params_owner,
+    to_builtins,
+)
+
+BUDGET = Budget(prompt_length=4, response_length=8, max_model_len=32)
+ONE = Session(prompt_tokens=2)
+SMALL = Case(BUDGET, (ONE,))
+
+EVERYTHING = Case(
+    budget=Budget(4, 8, 32, 64, "trajectory", ClientView(None)),
+    sessions=(
+        Session(2, (Turn(3, 1, 0.5), Turn()), 1.25, Limit("both", 7)),
+        Session(3, shares_params_with=0),
+    ),
+    faults=(
+        WeightUpdate(AfterTokens(0, 2), 0.5, (1,)),
+        AbortAll(AfterSent(1, 1), 0, 0.25),
+        CancelClient(AtTime(3.0), 1),
+        RemoveReplica(AtTime(0.0), 2),
+        AddReplica(AtTime(4.0), 2),
+        DelayReleases(AtTime(0.0), 2.0, 10.0),
+    ),
+    replicas=3,
+    server=ServerSettings("sglang", False, 0.001, 0.1, 0.2),
+    router=Router("first", False),
+    transport=Transport("shared", 0.01, 0.02),
+    partial_rollout=False,
+    seed=5,
+    schedule=Schedule("explicit", 0, ((3, 1),)),
+)
+
+
+@pytest.mark.parametrize("case", [SMALL, EVERYTHING], ids=["small", "everything"])
+def test_json_there_and_back(case):
+    assert loads(dumps(case)) == case
+    assert from_builtins(json.loads(dumps(case))) == case
+    assert from_builtins(to_builtins(case)) == case
+
+
+def test_json_leaves_out_defaults_but_always_has_the_format():
+    assert to_builtins(SMALL) == {
+        "format": FORMAT,
+        "budget": {"prompt_length": 4, "response_length": 8, "max_model_len": 32},
+        "sessions": [{"prompt_tokens": 2}],
+    }
+
+
+def test_a_case_is_a_value():
+    assert hash(loads(dumps(EVERYTHING))) == hash(EVERYTHING)
+    with pytest.raises(AttributeError):
+        SMALL.seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("client_view", "seen"),
+    [
+        (None, 8),
+        ({}, msgspec.UNSET),
+        ({"response_length": None}, None),
+        ({"response_length": False}, False),
+        ({"response_length": 0}, 0),
+        ({"response_length": "8"}, "8"),
+        ({"response_length": 8.0}, 8.0),
+        ({"response_length": True}, True),
+    ],
+)
+def test_absent_null_false_and_zero_stay_four_things(client_view, seen):
+    data = to_builtins(SMALL)
+    data["budget"]["client_view"] = client_view
+    case = loads(json.dumps(data))
+
+    assert case.budget.client_response_length is seen or case.budget.client_response_length == seen
+    assert type(case.budget.client_response_length) is type(seen)
+    assert loads(dumps(case)) == case
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "context"), [({}, 64), ({"max_model_len": None}, 64), ({"max_model_len": 32}, 32)]
+)
+def test_context_falls_back_to_the_model(max_model_len, context):
+    budget = msgspec.convert(
+        {"prompt_length": 4, "response_length": 8, "max_position_embeddings": 64, **max_model_len}, Budget
+    )
+    assert budget.context_tokens == context
+
+
+def test_sessions_may_share_one_params_object():
+    case = Case(BUDGET, (Session(2, limit=Limit("max_tokens", 3)), Session(2, shares_params_with=0), ONE))
+    assert [params_owner(case, index) for index in range(3)] == [0, 0, 2]
+    assert [explicit_limit(case, index) for index in range(3)] == [Limit("max_tokens", 3)] * 2 + [None]
+
+
+# Bad input: the message names the path, the value (or its type) and what is allowed.
+
+
+def edited(path, value):
+    """The JSON of a small case with one value changed or added."""
+    data = to_builtins(SMALL)
+    place = data
+    *way, last = path
+    for step in way:
+        place = place.setdefault(step, {}) if isinstance(place, dict) else place[step]
+    place[last] = value
+    return json.dumps(data)
+
+
+FAULT = {"fault": "abort_all", "at": {"on": "time", "time_s": 0}, "replica": 0}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        # wrong types and ranges
+        (("budget", "prompt_length"), -1, r"Expected `int` >= 1 - at `\$\.budget\.prompt_length`"),
+        (("budget", "response_length"), 0, r"Expected `int` >= 1 - at `\$\.budget\.response_length`"),
+        (("budget", "response_length"), 8.5, r"Expected `int`, got `float` - at `\$\.budget\.response_length`"),
+        (("budget", "response_length"), "8", r"Expected `int`, got `str` - at `\$\.budget\.response_length`"),
+        (("budget", "response_length"), True, r"Expected `int`, got `bool` - at `\$\.budget\.response_length`"),
+        (("budget", "response_length"), None, r"Expected `int`, got `null` - at `\$\.budget\.response_length`"),
+        (("budget", "response_length"), 10**9, r"Expected `int` <= 10000000 - at `\$\.budget\.response_length`"),
+        (("budget", "max_model_len"), 0, r"Expected `int` >= 1 - at `\$\.budget\.max_model_len`"),
+        (("budget", "policy"), "both", r"Invalid enum value 'both' - at `\$\.budget\.policy`"),
+        (("sessions",), [], r"Expected `array` of length >= 1 - at `\$\.sessions`"),
+        (("sessions", 0, "prompt_tokens"), 0, r"Expected `int` >= 1 - at `\$\.sessions\[0\]\.prompt_tokens`"),
+        (("sessions", 0, "turns"), [], r"Expected `array` of length >= 1 - at `\$\.sessions\[0\]\.turns`"),
+        (("sessions", 0, "arrival_s"), -0.5, r"Expected `float` >= 0.0 - at `\$\.sessions\[0\]\.arrival_s`"),
+        (("sessions", 0, "arrival_s"), 1e300, r"Expected `float` <= 10000000.0 - at `\$\.sessions\[0\]\.arrival_s`"),
+        (("replicas",), 0, r"Expected `int` >= 1 - at `\$\.replicas`"),
+        (("replicas",), 100_000, r"Expected `int` <= 1024 - at `\$\.replicas`"),
+        (("seed",), -1, r"Expected `int` >= 0 - at `\$\.seed`"),
+        (("server", "dialect"), "tgi", r"Invalid enum value 'tgi' - at `\$\.server\.dialect`"),
+        (("format",), 2, r"Invalid enum value 2 - at `\$\.format`"),
+        (("faults",), [{**FAULT, "fault": "meteor"}], r"Invalid value 'meteor' - at `\$\.faults\[0\]\.fault`"),
+        (("faults",), [{**FAULT, "at": {"on": "moon"}}], r"Invalid value 'moon' - at `\$\.faults\[0\]\.at\.on`"),
+        # unknown fields
+        (("colour",), 1, r"unknown field `colour`"),
+        (("budget", "max_tokens"), 1, r"unknown field `max_tokens` - at `\$\.budget`"),
+        (("sessions", 0, "prompt"), 1, r"unknown field `prompt` - at `\$\.sessions\[0\]`"),
+        (("server", "speed"), 1, r"unknown field `speed` - at `\$\.server`"),
+        # what does not fit together
+        (("budget", "max_model_len"), 40_000, r"budget\.max_model_len is 40000: it may not exceed .* \(32768\)"),
+        (("sessions", 0, "prompt_tokens"), 33, r"sessions\[0\]\.prompt_tokens is 33: longer than the context \(32 "),
+        (("faults",), [{**FAULT, "replica": 1}], r"faults\[0\]\.replica is 1: there is no such replica, .* 0 to 0"),
+        (
+            ("faults",),
+            [FAULT, {"fault": "cancel_client", "at": FAULT["at"], "session": 3}],
+            r"faults\[1\]\.session is 3: there is no such session, .* 0 to 0",
+        ),
+        (
+            ("faults",),
+            [{**FAULT, "at": {"on": "tokens", "session": 9, "tokens": 1}}],
+            r"faults\[0\]\.at\.session is 9: there is no such session, .* 0 to 0",
+        ),
+        (
+            ("faults",),
+            [{"fault": "weight_update", "at": FAULT["at"], "leaving": [0]}],
+            r"faults\[0\]\.leaving names all 1 replicas: at least one must stay",
+        ),
+        (("sessions", 0, "shares_params_with"), 0, r"sessions\[0\]\.shares_params_with is 0: .* earlier session"),
+        (("schedule",), {"deviations": [[0, 1]]}, r"schedule\.deviations need schedule\.policy explicit, not fifo"),
+    ],
+)
+def test_bad_input_is_named(path, value, message):
+    with pytest.raises(CaseError, match=message) as caught:
+        loads(edited(path, value), "worlds/bad.json")
+    assert str(caught.value).startswith("worlds/bad.json: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "truncated"),
+        (dumps(SMALL)[:40], "truncated"),
+        ("[]", "Expected `object`, got `array`"),
+        ("null", "Expected `object`, got `null`"),
+        ("{}", "missing required field `budget`"),
+        (b"\xff\xfe{", "malformed"),
+        (dumps(SMALL).replace("{", '{"\ud800": 1, ', 1).encode("utf-8", "surrogatepass"), "utf-8"),
+        (dumps(SMALL) + "x", "trailing"),
+        (dumps(SMALL).replace("32", "NaN"), "malformed"),
+        (dumps(SMALL).replace("32", "1e999"), "out of range"),
+    ],
+)
+def test_what_is_no_json_is_a_case_error_too(text, message):
+    with pytest.raises(CaseError, match=f"(?i){message}"):
+        loads(text)
+
+
+@pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("path", [("arrival_s",), ("turns", 0, "tool_time_s")])
+def test_times_that_are_none(time_s, path):
+    session = {"prompt_tokens": 2, "turns": [{}]}
+    place = session
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = time_s
+    with pytest.raises(CaseError, match=path[-1]):
+        from_builtins({**to_builtins(SMALL), "sessions": [session]})
+
+
+def test_borrowed_params_have_one_owner():
+    lender = Session(2, shares_params_with=0)
+    with pytest.raises(CaseError, match=r"sessions\[2\]\.shares_params_with is 1, which itself shares"):
+        Case(BUDGET, (ONE, lender, Session(2, shares_params_with=1)))
+    with pytest.raises(CaseError, match=r"sessions\[1\] has both limit and shares_params_with"):
+        Case(BUDGET, (ONE, Session(2, limit=Limit("max_tokens", 1), shares_params_with=0)))
