@@ -43,14 +43,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--gpu-memory-utilization", type=float, help="share of the GPU's memory that an engine may take")
     group.addoption("--replicas", type=int, default=2, help="the most engines at a time (default: 2)")
     group.addoption(
-        "--case", nargs="+", action="extend", default=[], metavar="PATH", help="case files to replay instead of the kept ones"
+        "--case",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="PATH",
+        help="case files to replay instead of the kept ones",
     )
     group.addoption("--full-size", action="store_true", help="also the full-size overrun: 2048/8192, 10104 tokens")
     group.addoption("--results", metavar="FILE", help="write the replays as JSON")
     group.addoption(
         "--speed", type=float, default=DEFAULT_SPEED, help=f"how much shorter waits are (default: {DEFAULT_SPEED:g})"
     )
-    group.addoption("--verl", action="append", default=[], metavar="DIR", help="a folder with verl unpacked or installed")
+    group.addoption(
+        "--verl", action="append", default=[], metavar="DIR", help="a folder with verl unpacked or installed"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

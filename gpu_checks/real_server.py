@@ -135,9 +135,7 @@ class RealRolloutServer:
     ) -> TokenOutput:
         """Generates up to its grant. What vLLM raises goes to the caller."""
         key = key_of(self._trace, request)
-        return await answered(
-            self.answers, key, self._generate(key, request, prompt_ids, sampling_params, request_id)
-        )
+        return await answered(self.answers, key, self._generate(key, request, prompt_ids, sampling_params, request_id))
 
     async def _generate(
         self, key: RequestKey, request: int, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str
@@ -271,9 +269,7 @@ class RealRolloutServer:
 
     # What trainers call
 
-    async def abort_all_requests(
-        self, reset_prefix_cache: bool = True, reject_request: bool = False
-    ) -> dict[str, Any]:
+    async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
         """Closes the gate, ends every request with what it has, and pauses the engine until `resume_generation`."""
         if self.settings.submission_gate:
             self._gate_closed = True

@@ -365,9 +365,7 @@ class World:
             origin = first_token(index)
             prompt_ids = list(range(origin, origin + session.prompt_tokens))
             response_length = self.case.budget.response_length
-            await run_turns(
-                client, f"session-{index}", prompt_ids, session.turns, params, response_length, trajectory
-            )
+            await run_turns(client, f"session-{index}", prompt_ids, session.turns, params, response_length, trajectory)
         except asyncio.CancelledError:
             outcome = "cancelled"
         except Exception as error:
