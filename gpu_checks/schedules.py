@@ -199,10 +199,11 @@ class RealCore:
 @contextmanager
 def real_core(model_folder: str) -> Iterator[RealCore]:
     """An engine core in this process, with the tiny model and a pool of `SETTINGS`."""
-    from gpu_checks.processors import PROCESSORS
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
+
+    from gpu_checks.processors import PROCESSORS
 
     settings = dict(SETTINGS)
     args = EngineArgs(

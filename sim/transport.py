@@ -61,7 +61,7 @@ def _copied_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     for key, value in kwargs.items():
         if type(value) not in _UNCHANGING:
             kwargs[key] = copied(value)
-    return copied(args) if args else args  # type: ignore[no-any-return]
+    return copied(args) if args else args
 
 
 def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> bool:
