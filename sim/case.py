@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 """Version of the JSON layout. A change that older files cannot express raises it."""
 
 MAX_TOKENS = 10_000_000
@@ -34,13 +34,13 @@ class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     pass
 
 
-class ClientView(_Data):
+class ClientView(_Data, frozen=True):
     """What the *client* finds in its config where that differs from the server's: any JSON scalar, null, or absent."""
 
-    response_length: int | float | str | bool | None | UnsetType = UNSET
+    response_length: int | float | str | bool | UnsetType | None = UNSET
 
 
-class Budget(_Data):
+class Budget(_Data, frozen=True):
     """The length settings of verl's `actor_rollout_ref.rollout`.
 
     `max_model_len` unset or null means the model's `max_position_embeddings`, as verl's vLLM server has it.
@@ -50,7 +50,7 @@ class Budget(_Data):
 
     prompt_length: PositiveTokens
     response_length: PositiveTokens
-    max_model_len: PositiveTokens | None | UnsetType = UNSET
+    max_model_len: PositiveTokens | UnsetType | None = UNSET
     max_position_embeddings: PositiveTokens = 32_768
     policy: Literal["turn", "trajectory"] = "turn"
     client_view: ClientView | None = None
@@ -61,12 +61,12 @@ class Budget(_Data):
         return self.max_model_len if isinstance(self.max_model_len, int) else self.max_position_embeddings
 
     @property
-    def client_response_length(self) -> int | float | str | bool | None | UnsetType:
+    def client_response_length(self) -> int | float | str | bool | UnsetType | None:
         """response_length as the client's config shows it; `UNSET` where the key is missing."""
         return self.response_length if self.client_view is None else self.client_view.response_length
 
 
-class ServerSettings(_Data):
+class ServerSettings(_Data, frozen=True):
     """How a replica behaves: the dialect of its grants, its gate, and how long its work takes.
 
     `submission_gate`: verl 0.9.1's servers park (or reject) what arrives between an abort and its resume;
@@ -80,21 +80,21 @@ class ServerSettings(_Data):
     admission_s: Seconds = 0.0
 
 
-class Router(_Data):
+class Router(_Data, frozen=True):
     """Settings of the balancer. `tie_break` steers the built-in one only; a SUT's own breaks ties its own way."""
 
     tie_break: Literal["first", "random"] = "random"
     sticky: bool = True
 
 
-class Limit(_Data):
+class Limit(_Data, frozen=True):
     """An explicit limit in the caller's sampling params, and under which key(s) it is spelled."""
 
     spelling: Literal["max_tokens", "max_new_tokens", "both"]
     tokens: Tokens
 
 
-class Turn(_Data):
+class Turn(_Data, frozen=True):
     """One call of generate: the model's `response_tokens`-th token ends it (null: never), then a tool answers."""
 
     response_tokens: PositiveTokens | None = None
@@ -102,7 +102,7 @@ class Turn(_Data):
     tool_time_s: Seconds = 0.0
 
 
-class Session(_Data):
+class Session(_Data, frozen=True):
     """The turns of one request_id. `shares_params_with`: the session whose sampling-params object this one reuses."""
 
     prompt_tokens: PositiveTokens
@@ -112,20 +112,20 @@ class Session(_Data):
     shares_params_with: Index | None = None
 
 
-class AtTime(_Data, tag_field="on", tag="time"):
+class AtTime(_Data, frozen=True, tag_field="on", tag="time"):
     """At a point of virtual time."""
 
     time_s: Seconds
 
 
-class AfterTokens(_Data, tag_field="on", tag="tokens"):
+class AfterTokens(_Data, frozen=True, tag_field="on", tag="tokens"):
     """Once `session` has decoded `tokens` in all, over all of its requests. Can be replayed on a real engine."""
 
     session: Index
     tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 
 
-class AfterSent(_Data, tag_field="on", tag="sent"):
+class AfterSent(_Data, frozen=True, tag_field="on", tag="sent"):
     """Once `session` has sent its request number `requests` (from 1) to a server. Can be replayed on a real engine."""
 
     session: Index
@@ -135,7 +135,7 @@ class AfterSent(_Data, tag_field="on", tag="sent"):
 When: TypeAlias = AtTime | AfterTokens | AfterSent
 
 
-class WeightUpdate(_Data, tag_field="fault", tag="weight_update"):
+class WeightUpdate(_Data, frozen=True, tag_field="fault", tag="weight_update"):
     """Every replica aborts all requests, takes the next weight version after `pause_s`, and resumes.
 
     `leaving`: replicas that leave the balancer first and reject what still arrives, then are added again and the
@@ -147,7 +147,7 @@ class WeightUpdate(_Data, tag_field="fault", tag="weight_update"):
     leaving: tuple[Index, ...] = ()
 
 
-class AbortAll(_Data, tag_field="fault", tag="abort_all"):
+class AbortAll(_Data, frozen=True, tag_field="fault", tag="abort_all"):
     """One replica aborts all of its requests and resumes after `pause_s`, on the same weights."""
 
     at: When
@@ -155,41 +155,41 @@ class AbortAll(_Data, tag_field="fault", tag="abort_all"):
     pause_s: Seconds = 0.0
 
 
-class AbortRequest(_Data, tag_field="fault", tag="abort_request"):
+class AbortRequest(_Data, frozen=True, tag_field="fault", tag="abort_request"):
     """The live request of `session`, if any, is aborted by its id."""
 
     at: When
     session: Index
 
 
-class CancelClient(_Data, tag_field="fault", tag="cancel_client"):
+class CancelClient(_Data, frozen=True, tag_field="fault", tag="cancel_client"):
     """The task that runs `session` is cancelled."""
 
     at: When
     session: Index
 
 
-class RemoveReplica(_Data, tag_field="fault", tag="remove_replica"):
+class RemoveReplica(_Data, frozen=True, tag_field="fault", tag="remove_replica"):
     """A replica leaves the balancer; its requests go on."""
 
     at: When
     replica: Index
 
 
-class AddReplica(_Data, tag_field="fault", tag="add_replica"):
+class AddReplica(_Data, frozen=True, tag_field="fault", tag="add_replica"):
     """A replica is added to the balancer, whether or not it is there already."""
 
     at: When
     replica: Index
 
 
-class ClearSticky(_Data, tag_field="fault", tag="clear_sticky"):
+class ClearSticky(_Data, frozen=True, tag_field="fault", tag="clear_sticky"):
     """The balancer forgets which session went where."""
 
     at: When
 
 
-class DelayReleases(_Data, tag_field="fault", tag="delay_releases"):
+class DelayReleases(_Data, frozen=True, tag_field="fault", tag="delay_releases"):
     """From `at` on, for `duration_s`, every release reaches the balancer `delay_s` late."""
 
     at: When
@@ -202,7 +202,7 @@ Fault: TypeAlias = (
 )
 
 
-class Transport(_Data):
+class Transport(_Data, frozen=True):
     """How calls travel. `copies`: as Ray does, arguments are copied; `shared`: objects are passed as they are."""
 
     objects: Literal["copies", "shared"] = "copies"
@@ -210,7 +210,7 @@ class Transport(_Data):
     balancer_delay_s: Seconds = 0.0
 
 
-class Schedule(_Data):
+class Schedule(_Data, frozen=True):
     """Which ready callback runs next: FIFO, a seeded random pick, or FIFO but for explicit (step, pick) deviations."""
 
     policy: Literal["fifo", "random", "explicit"] = "fifo"
@@ -218,7 +218,7 @@ class Schedule(_Data):
     deviations: tuple[tuple[Index, Index], ...] = ()
 
 
-class Case(_Data):
+class Case(_Data, frozen=True):
     """One world, whole. See the module's docstring; fields left out of the JSON take the defaults shown here."""
 
     budget: Budget
@@ -318,4 +318,3 @@ def from_builtins(data: Any, source: str = "the case") -> Case:
         return msgspec.convert(data, Case)
     except (msgspec.ValidationError, CaseError) as error:
         raise CaseError(f"{source}: {error}") from None
-

@@ -162,6 +162,8 @@ class FakeRolloutServer:
         `request` is the number that the transport gave the call; the rest is verl's signature.
         """
         try:
+            if not len(prompt_ids):
+                raise NoRoom("the prompt is empty")
             grant = take_grant(self.settings.dialect, self.budget, len(prompt_ids), sampling_params)
             self._refuse_leftovers(sampling_params)
         except (NoRoom, TypeError) as error:
@@ -242,7 +244,7 @@ class FakeRolloutServer:
         if self.settings.submission_gate:
             self._gate_closed = True
             self._rejecting = reject_request and self.settings.dialect != "sglang"
-            await self._wait_for_admissions()
+        await self._wait_for_admissions()
         self._take(self._engine.flush(self._loop.now_ns))
         live = list(self._live.values())
         for each in live:
@@ -254,6 +256,8 @@ class FakeRolloutServer:
 
     async def _wait_for_admissions(self) -> None:
         """Waits until what is past the gate is in the engine; vLLM's server holds it to be there at its first token."""
+        if not self.settings.submission_gate:
+            return
         until_token = self.settings.dialect == "vllm"
         deadline_s = self._loop.time() + ADMISSION_WAIT_S
         if until_token:
@@ -358,4 +362,3 @@ class FakeRolloutServer:
 
     def _end(self, request: int, outcome: Outcome, tokens: int, error: str | None = None) -> None:
         self._trace.add(Ended(self._loop.now_ns, request, outcome, tokens, error))
-

@@ -355,7 +355,8 @@ class Trace:
     def seal(self, end: WorldEnded) -> None:
         """The last event. What tasks still do while the world is torn down is not part of the run."""
         self.add(end)
-        self.add = [].append
+        unheard: list[Event] = []
+        self.add = unheard.append
 
     @cached_property
     def ledger(self) -> Ledger:

@@ -61,7 +61,7 @@ def _copied_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     for key, value in kwargs.items():
         if type(value) not in _UNCHANGING:
             kwargs[key] = copied(value)
-    return copied(args) if args else args  # type: ignore[no-any-return]
+    return copied(args) if args else args
 
 
 def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> bool:
@@ -150,7 +150,7 @@ class BalancerHandle(_Handle):
             named = (kwargs.get("server_id", args[0] if args else None),)
         elif name in ("add_servers", "remove_servers"):
             named = args[0] if args else next(iter(kwargs.values()))
-        return tuple([self._replica_of[each] for each in named if each in self._replica_of])
+        return tuple([self._replica_of[each] for each in named if isinstance(each, str) and each in self._replica_of])
 
     def offers(self, method: str) -> bool:
         """Whether this balancer has such a method (older ones lack clear_sticky_cache)."""

@@ -4,16 +4,28 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from msgspec import UNSET
 
 from sim.case import Case, explicit_limit, params_owner
-from sim.clock import Deadlock, Deviation, Deviations, Fifo, Horizon, Order, RandomOrder, StepCap, VirtualLoop, tamed, to_ns
+from sim.clock import (
+    Deadlock,
+    Deviation,
+    Deviations,
+    Fifo,
+    Horizon,
+    Order,
+    RandomOrder,
+    StepCap,
+    VirtualLoop,
+    tamed,
+    to_ns,
+)
 from sim.decode import ConstantRate
 from sim.faults import Stage, Triggers, act
-from sim.server import FakeRolloutServer, first_token
-from sim.sut.interface import Client, Config, Context, Sut
+from sim.server import FakeRolloutServer, Model, first_token
+from sim.sut.interface import Client, Config, Context, Sut, SutError
 from sim.sut.reference.agent import Trajectory, run_turns
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.trace import Logged, Message, SessionEnded, Trace, TurnEnded, TurnStarted, WorldEnded, ids_as_runs
@@ -198,7 +210,7 @@ class World:
         self.sut = sut
         self.trace = Trace(len(case.sessions))
         self.deviations: tuple[Deviation, ...] = ()
-        self._loop = VirtualLoop(order=_order(case), until_ns=to_ns(liveness_bound_s(case)))
+        self._loop = self._make_loop()
         self._balancer: BalancerHandle | None = None
 
     def run(self) -> Trace:
@@ -234,22 +246,9 @@ class World:
     async def _main(self) -> None:
         case, loop, trace = self.case, self._loop, self.trace
         triggers = Triggers(case, loop)
-        wire = Wire(case.transport, loop, trace, triggers)
+        wire = self._make_wire(triggers)
         model = _FakeModel()
-        token_ns, prefill_ns = to_ns(case.server.token_time_s), to_ns(case.server.prefill_s)
-        servers = [
-            self.sut.server_class(
-                replica,
-                case.server,
-                case.budget,
-                ConstantRate(token_ns, prefill_ns),
-                loop,
-                trace,
-                model,
-                triggers,
-            )
-            for replica in range(case.replicas)
-        ]
+        servers = [self._make_server(replica, model, triggers) for replica in range(case.replicas)]
         handles = [ServerHandle(wire, server) for server in servers]
         names = [f"replica-{replica}" for replica in range(case.replicas)]
         client = self._make_client(dict(zip(names, handles, strict=True)), wire)
@@ -257,12 +256,23 @@ class World:
         observed = _ObservedClient(case, client, loop, trace, model)
         params = self._sampling_params()
         tasks = [
-            loop.create_task(self._run_session(index, observed, params[params_owner(case, index)]), name=f"session {index}")
+            loop.create_task(
+                self._run_session(index, observed, params[params_owner(case, index)]), name=f"session {index}"
+            )
             for index in range(len(case.sessions))
         ]
         stage = Stage(
-            loop, trace, wire, triggers, names, servers, handles, self._balancer, tasks,
-            set(range(case.replicas)), asyncio.Lock(),
+            loop,
+            trace,
+            wire,
+            triggers,
+            names,
+            servers,
+            handles,
+            self._balancer,
+            tasks,
+            set(range(case.replicas)),
+            asyncio.Lock(),
         )
         waiting: list[asyncio.Task[None]] = []
         acting: list[asyncio.Task[None]] = []
@@ -276,6 +286,21 @@ class World:
             task.cancel()
         if acting:
             await asyncio.wait(acting)
+
+    # What another kind of world makes of other parts: a real engine, real time (gpu_checks)
+
+    def _make_loop(self) -> VirtualLoop:
+        return VirtualLoop(order=_order(self.case), until_ns=to_ns(liveness_bound_s(self.case)))
+
+    def _make_wire(self, triggers: Triggers) -> Wire:
+        return Wire(self.case.transport, self._loop, self.trace, triggers)
+
+    def _make_server(self, replica: int, model: Model, triggers: Triggers) -> FakeRolloutServer:
+        settings = self.case.server
+        engine = ConstantRate(to_ns(settings.token_time_s), to_ns(settings.prefill_s))
+        return self.sut.server_class(
+            replica, settings, self.case.budget, engine, self._loop, self.trace, model, triggers
+        )
 
     def _make_client(self, servers: dict[str, Any], wire: Wire) -> Client:
         names = list(servers)
@@ -295,10 +320,13 @@ class World:
             assert self._balancer is not None
             return self._balancer
 
-        made = self.sut.factory(Context(_client_config(self.case), servers, make_balancer, default_balancer))
-        client = made
-        if isinstance(made, tuple):
-            client, balancer = made
+        context = Context(_client_config(self.case), servers, make_balancer, default_balancer)
+        try:
+            client = self.sut.factory(context)
+        except Exception as error:
+            raise SutError(f"the factory of SUT {self.sut.name!r} raised {type(error).__name__}: {error}") from error
+        if isinstance(client, tuple):
+            client, balancer = client
             if isinstance(balancer, BalancerHandle):
                 self._balancer = balancer
             else:
@@ -306,8 +334,11 @@ class World:
         if self._balancer is None:
             default_balancer()
         if not callable(getattr(client, "generate", None)):
-            raise TypeError(f"the factory of {self.sut.name} returned {type(client).__name__}, which has no generate()")
-        return client  # type: ignore[no-any-return]
+            raise SutError(
+                f"the factory of SUT {self.sut.name!r} returned {type(client).__name__}, which has no generate(); "
+                f"a client or (client, balancer) is needed"
+            )
+        return cast(Client, client)
 
     def _sampling_params(self) -> list[dict[str, Any]]:
         """One params object a session; sessions that share one are given the owner's."""
@@ -333,21 +364,18 @@ class World:
             current_turn.set(TurnInProgress(index, -1))
             origin = first_token(index)
             prompt_ids = list(range(origin, origin + session.prompt_tokens))
-            await run_turns(
-                client, f"session-{index}", prompt_ids, session.turns, params, self.case.budget.response_length, trajectory
-            )
+            response_length = self.case.budget.response_length
+            await run_turns(client, f"session-{index}", prompt_ids, session.turns, params, response_length, trajectory)
         except asyncio.CancelledError:
             outcome = "cancelled"
         except Exception as error:
             outcome, text = "error", f"{type(error).__name__}: {error}"
         self.trace.add(
-            SessionEnded(
-                self._loop.now_ns, index, outcome, trajectory.response_tokens, trajectory.kept_tokens, text
-            )
+            SessionEnded(self._loop.now_ns, index, outcome, trajectory.response_tokens, trajectory.kept_tokens, text)
         )
 
     async def _run_fault(self, stage: Stage, index: int, fault: Any, acting: "list[asyncio.Task[None]]") -> None:
-        """Waits for its time in this task, which the end of all sessions may cancel, and acts in one that ends by itself."""
+        """Waits for its time in a task that the end of all sessions may cancel, and acts in one that ends by itself."""
         await stage.triggers.wait(fault.at)
         acting.append(self._loop.create_task(act(stage, index, fault), name=f"fault {index} acting"))
 
@@ -362,7 +390,7 @@ class World:
 def unwrapped(cls: type[Any]) -> type[Any]:
     """The plain class inside a Ray actor class; a plain class as it is."""
     metadata = getattr(cls, "__ray_metadata__", None)
-    return cls if metadata is None else metadata.modified_class  # type: ignore[no-any-return]
+    return cls if metadata is None else cast(type[Any], metadata.modified_class)
 
 
 def run_world(case: Case, sut: Sut) -> Trace:

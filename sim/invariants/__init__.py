@@ -16,14 +16,14 @@ INVARIANTS: dict[str, Invariant] = {
 KINDS: tuple[Kind, ...] = ("budget", "lifecycle", "routing", "liveness", "harness")
 
 
-def judge(case: Case, trace: Trace, kinds: Collection[str] = KINDS) -> list[Violation]:
-    """Every violation in a trace, in the order of the invariants."""
-    return [
-        violation
-        for invariant in INVARIANTS.values()
-        if invariant.kind in kinds
-        for violation in invariant.check(case, trace)
-    ]
+def numbers_of(kinds: Collection[str]) -> tuple[str, ...]:
+    """The numbers of the invariants of these kinds."""
+    return tuple(number for number, invariant in INVARIANTS.items() if invariant.kind in kinds)
 
 
-__all__ = ["INVARIANTS", "KINDS", "Invariant", "Kind", "Violation", "judge"]
+def judge(case: Case, trace: Trace, numbers: Collection[str] = tuple(INVARIANTS)) -> list[Violation]:
+    """Every violation in a trace of the invariants with these numbers, in their order."""
+    return [violation for number in numbers for violation in INVARIANTS[number].check(case, trace)]
+
+
+__all__ = ["INVARIANTS", "KINDS", "Invariant", "Kind", "Violation", "judge", "numbers_of"]

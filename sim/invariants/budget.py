@@ -187,12 +187,14 @@ def check_fallback(case: Case, trace: Trace) -> list[Violation]:
 
 
 def check_limit_honoured(case: Case, trace: Trace) -> list[Violation]:
-    """B10."""
-    del case
+    """B10. Where objects are shared, a client may change its params after it has sent them: not the server's doing."""
     violations = []
     for session, turn, attempt in _granted(trace):
         grant = attempt.grant
         assert grant is not None
+        changed = grant.rule != "default" and attempt.sent.limits.get(grant.rule) != grant.wanted_tokens
+        if changed and case.transport.objects == "shared":
+            continue
         asked = [limit for limit in attempt.sent.limits.values() if type(limit) is int and limit > 0]
         if asked and grant.tokens not in {max(0, min(limit, grant.room_tokens)) for limit in asked}:
             violations.append(
@@ -207,12 +209,8 @@ def check_limit_honoured(case: Case, trace: Trace) -> list[Violation]:
 
 
 INVARIANTS = (
-    Invariant(
-        "B1", "budget", "The sum generated over a response's attempts is at most its budget.", check_overrun
-    ),
-    Invariant(
-        "B2", "budget", "The budget is usable: no truncation while budget and context remain.", check_usable
-    ),
+    Invariant("B1", "budget", "The sum generated over a response's attempts is at most its budget.", check_overrun),
+    Invariant("B2", "budget", "The budget is usable: no truncation while budget and context remain.", check_usable),
     Invariant("B4", "budget", "The caller's sampling params are unchanged and reusable.", check_params_unchanged),
     Invariant(
         "B6",

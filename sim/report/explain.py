@@ -135,15 +135,15 @@ def why_it_overran(case: Case, turn: TurnRecord) -> str:
         generated = attempt.sent.prompt_tokens - first
         if attempt.grant is None or attempt.grant.rule != "default" or generated <= 0:
             continue
-        sent = (
-            f"sends {_spelled_limits(attempt)} and the server ignores it" if attempt.sent.limits else "sends no limit"
-        )
+        sent = "sends no limit"
+        if attempt.sent.limits:
+            sent = f"sends {_spelled_limits(attempt)} and the server ignores it"
         return (
             f"  Attempt {attempt.sent.attempt} is a resume: {generated} of the {attempt.sent.prompt_tokens} tokens of "
             f"its prompt were generated before the abort.\n"
-            f"  The client {sent}, so the server's default holds, which charges them to the\n"
-            f"  prompt allowance ({case.budget.prompt_length}, of which the prompt itself needs {first}) and not to the "
-            f"response: it grants anew what was already used."
+            f"  The client {sent}, so the server's default holds. It charges those {generated} to the prompt\n"
+            f"  allowance ({case.budget.prompt_length}, of which the prompt itself needs {first}) and not to the "
+            f"response: what was used is granted anew."
         )
     return ""
 

@@ -37,8 +37,8 @@ from sim.case import (
 )
 
 Policy = Literal["turn", "trajectory"]
-MakeFault = Callable[[int, int], Fault]
-"""Makes a fault that fits a number of sessions and of replicas."""
+MakeFault = Callable[[int, int, int], Fault]
+"""Makes a fault that fits a number of sessions, of replicas, and the response_length."""
 
 MOST_TOKENS = 64
 """Lengths are drawn up to this: the arithmetic is the same at any scale, and small worlds are fast."""
@@ -71,14 +71,10 @@ _servers = st.sampled_from(_SERVERS)
 
 # Sessions
 
-_stops = st.integers(0, MOST_TOKENS).map(lambda tokens: tokens or None)
+_stops = st.integers(-2 * MOST_TOKENS, MOST_TOKENS).map(lambda tokens: tokens if tokens > 0 else None)
 _turn = st.tuples(_stops, st.integers(0, 8), _seconds)
-_limits = st.integers(0, 4 * MOST_TOKENS + 3).map(
-    lambda n: (
-        None
-        if n < 2 * MOST_TOKENS + 2
-        else Limit("max_tokens" if n % 2 else "max_new_tokens", n // 2 - MOST_TOKENS - 1)
-    )
+_limits = st.integers(-6 * MOST_TOKENS, 2 * MOST_TOKENS + 1).map(
+    lambda n: None if n < 0 else Limit("max_tokens" if n % 2 else "max_new_tokens", n // 2)
 )
 _session = st.tuples(
     _lengths, st.lists(_turn, min_size=1, max_size=3), _seconds, _limits, st.integers(0, 7).map(lambda n: n == 7)
@@ -100,10 +96,11 @@ def _fitted_sessions(drawn: list[Any], budget: Budget, most_turns: int) -> tuple
 # Faults
 
 
-def _fitted_when(how: int, session: int, sessions: int, amount: int, time_s: float) -> When:
+def _fitted_when(drawn: tuple[int, int, int, float], sessions: int, response_length: int) -> When:
+    how, session, amount, time_s = drawn
     session %= sessions
     if how < 4:
-        return AfterTokens(session, amount)
+        return AfterTokens(session, 1 + (amount - 1) % response_length)
     return AfterSent(session, 1 + amount % 3) if how == 4 else AtTime(time_s)
 
 
@@ -111,10 +108,10 @@ _when = st.tuples(st.integers(0, 5), _indexes, _lengths, _seconds)
 
 
 def _abort_fault(drawn: tuple[tuple[int, int, int, float], int, int, float]) -> MakeFault:
-    (how, at_session, amount, time_s), kind, index, pause_s = drawn
+    drawn_when, kind, index, pause_s = drawn
 
-    def make(sessions: int, replicas: int) -> Fault:
-        when = _fitted_when(how, at_session, sessions, amount, time_s)
+    def make(sessions: int, replicas: int, response_length: int) -> Fault:
+        when = _fitted_when(drawn_when, sessions, response_length)
         if kind == 3:
             return AbortRequest(when, index % sessions)
         if kind == 2:
@@ -126,14 +123,20 @@ def _abort_fault(drawn: tuple[tuple[int, int, int, float], int, int, float]) -> 
 
 
 def _cancel_fault(drawn: tuple[tuple[int, int, int, float], int]) -> MakeFault:
-    (how, at_session, amount, time_s), index = drawn
-    return lambda sessions, _: CancelClient(_fitted_when(how, at_session, sessions, amount, time_s), index % sessions)
+    drawn_when, index = drawn
+
+    def make(sessions: int, replicas: int, response_length: int) -> Fault:
+        del replicas
+        return CancelClient(_fitted_when(drawn_when, sessions, response_length), index % sessions)
+
+    return make
 
 
 def _membership_fault(drawn: tuple[int, bool, int, int, float]) -> MakeFault:
     kind, by_event, session, replica, time_s = drawn
 
-    def make(sessions: int, replicas: int) -> Fault:
+    def make(sessions: int, replicas: int, response_length: int) -> Fault:
+        del response_length
         when: When = AfterSent(session % sessions, 1) if by_event else AtTime(time_s)
         if kind == 0:
             return AddReplica(when, replica % replicas)
@@ -149,7 +152,9 @@ def _membership_fault(drawn: tuple[int, bool, int, int, float]) -> MakeFault:
 _abort_faults = st.tuples(_when, st.integers(0, 3), _indexes, st.sampled_from([1.0, 0.0, 3.0])).map(_abort_fault)
 _cancel_faults = st.tuples(_when, _indexes).map(_cancel_fault)
 _membership_faults = st.tuples(st.integers(0, 3), st.booleans(), _indexes, _indexes, _seconds).map(_membership_fault)
-_response_faults = st.lists(st.one_of(_abort_faults, _abort_faults, _abort_faults, _cancel_faults), max_size=4)
+_response_faults = st.lists(
+    st.one_of(_abort_faults, _abort_faults, _abort_faults, _cancel_faults), min_size=1, max_size=4
+)
 _routing_faults = st.lists(st.one_of(_membership_faults, _membership_faults, _cancel_faults, _abort_faults), max_size=4)
 
 
@@ -165,17 +170,18 @@ def response_cases(dialect: Dialect = "vllm", policy: Policy = "turn", most_turn
 
     def fitted(drawn: tuple[Any, ...]) -> Case:
         prompt_length, response_length, spare, view, replicas, sessions, faults, server, transport, odds, seed = drawn
+        calm, drops = odds == 0, odds == 7
         context: Any = max(2, prompt_length + response_length + 8 - spare) if spare else UNSET
         budget = Budget(prompt_length, response_length, context, policy=policy, client_view=view)
         fitted_sessions = _fitted_sessions(sessions, budget, most_turns)
         return Case(
             budget=budget,
             sessions=fitted_sessions,
-            faults=tuple(make(len(fitted_sessions), replicas) for make in faults),
+            faults=() if calm else tuple(make(len(fitted_sessions), replicas, response_length) for make in faults),
             replicas=replicas,
             server=_with_dialect(server, dialect),
             transport=transport,
-            partial_rollout=odds != 7,
+            partial_rollout=not drops,
             seed=seed,
         )
 
@@ -213,7 +219,7 @@ def routing_cases(dialect: Dialect = "vllm", policy: Policy = "turn", most_turns
         return Case(
             budget=budget,
             sessions=sessions,
-            faults=tuple(make(len(sessions), replicas) for make in faults),
+            faults=tuple(make(len(sessions), replicas, budget.response_length) for make in faults),
             replicas=replicas,
             server=_with_dialect(server, dialect),
             transport=transport,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sim.server import FakeRolloutServer
 
@@ -16,6 +16,10 @@ class Config:
 
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value, or `default` where the key is missing."""

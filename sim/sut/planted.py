@@ -198,4 +198,3 @@ def factory(planted: Planted) -> Factory:
         return planted.client(context.config, balancer)
 
     return make
-

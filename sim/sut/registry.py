@@ -49,8 +49,10 @@ def _from_module(name: str, module: str, attribute: str) -> Sut:
         sys.path.insert(0, here)
     try:
         found = importlib.import_module(module)
-    except ImportError as error:
-        raise SutError(f"SUT {name!r}: the module {module!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever the module's own code raises
+        raise SutError(
+            f"SUT {name!r}: the module {module!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     factory = getattr(found, attribute, None)
     if not callable(factory):
         has = "is not callable" if hasattr(found, attribute) else "does not exist"

@@ -68,7 +68,10 @@ class DeferredClient:
         server_id, server = await self.acquire(request_id)
         try:
             output: TokenOutput = await server.generate.remote(
-                request_id=f"request-{next(self._requests)}", prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs
+                request_id=f"request-{next(self._requests)}",
+                prompt_ids=prompt_ids,
+                sampling_params=sampling_params,
+                **kwargs,
             )
             return output
         finally:
@@ -95,7 +98,7 @@ class DeferredClient:
             final.log_probs.extend(output.log_probs)
         final.stop_reason = output.stop_reason
         version = output.extra_fields.get("global_steps")
-        if output.token_ids or "min_global_steps" not in final.extra_fields:
+        if output.token_ids:
             final.extra_fields.setdefault("min_global_steps", version)
             final.extra_fields["max_global_steps"] = version
         final.extra_fields["global_steps"] = version

@@ -1,0 +1,80 @@
+"""The corpus is replayed before anything is searched."""
+
+from pathlib import Path
+
+import pytest
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.parent == Path(__file__).parent and item.path.stem != "test_corpus")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "corpus_file" in metafunc.fixturenames:
+        files = sorted(CORPUS.glob("*.json"))
+        metafunc.parametrize("corpus_file", files, ids=[file.stem for file in files])
+    if "planted_name" in metafunc.fixturenames:
+        metafunc.parametrize("planted_name", _planted_names(metafunc))
+
+
+def _planted_names(metafunc: pytest.Metafunc) -> list[str]:
+    from sim.invariants import INVARIANTS
+    from sim.sut.planted import PLANTED
+
+    kind = metafunc.module.KIND
+    return [name for name, planted in PLANTED.items() if INVARIANTS[planted.invariant].kind == kind]
+
+
+@pytest.fixture
+def gate(named_suts, pytestconfig, request):
+    """Searches the named SUTs (the clean built-in one by default): what is found must be in the corpus."""
+    from sim.sut.registry import CLEAN, load_sut
+    from sim.testing import assert_only_known, known_violations, search
+
+    kind = request.module.KIND
+    _skip_other_kinds(pytestconfig, kind)
+
+    def run() -> None:
+        for sut in named_suts or [load_sut(CLEAN)]:
+            campaign = search(
+                sut,
+                kind,
+                worlds=pytestconfig.getoption("--worlds"),
+                seed=pytestconfig.getoption("--search-seed"),
+            )
+            print(f"{sut.key}: {campaign.worlds} worlds, found {[find.invariant for find in campaign.finds]}")
+            assert_only_known(campaign, known_violations(CORPUS, sut.key))
+
+    return run
+
+
+@pytest.fixture
+def catch(named_suts, pytestconfig, request):
+    """Searches a planted bug for its own invariant and returns the find."""
+    from sim.sut.planted import PLANTED
+    from sim.sut.registry import load_sut
+    from sim.testing import search
+
+    if named_suts:
+        pytest.skip("planted bugs are searched when no --sut is named")
+    _skip_other_kinds(pytestconfig, request.module.KIND)
+
+    def run(planted_name: str):
+        number = PLANTED[planted_name].invariant
+        sut = load_sut(f"reference:{planted_name}")
+        campaign = search(sut, request.module.KIND, worlds=WORLDS_TO_CATCH, numbers=(number,))
+        assert campaign.finds, f"{sut.name} was not caught by {number} in {campaign.worlds} worlds"
+        return campaign.finds[0]
+
+    return run
+
+
+WORLDS_TO_CATCH = 3000
+
+
+def _skip_other_kinds(pytestconfig: pytest.Config, kind: str) -> None:
+    wanted = pytestconfig.getoption("--kind")
+    if wanted and kind not in wanted:
+        pytest.skip(f"kind {kind} is not among --kind {', '.join(wanted)}")

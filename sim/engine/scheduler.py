@@ -1,0 +1,409 @@
+"""One scheduling step, as vLLM's V1 scheduler takes it (``v1/core/sched/scheduler.py``, 0.32).
+
+`Scheduler.schedule` decides how many tokens each request gets, `Scheduler.update_from_output` takes what the model
+sampled. vLLM walks over every running request in both. Here the *steady* ones (see `sim.engine.decodes`) are dealt
+with all at once, which comes to the same as long as all get what they want. Those for whom that is in doubt are walked
+over in running order, one by one, and that walk is vLLM's.
+"""
+
+import enum
+from collections.abc import Sequence
+from operator import attrgetter
+
+from sim.engine.config import EngineConfig
+from sim.engine.decodes import Decodes
+from sim.engine.kv_cache import Block, KVCacheManager
+from sim.engine.request import NOT_STEADY, Request, RequestStatus
+from sim.engine.request_queue import create_request_queue
+
+_running_order = attrgetter("running_order")
+
+
+class PauseState(enum.Enum):
+    UNPAUSED = "unpaused"
+    PAUSED_NEW = "paused new"
+    """Nothing is admitted, a preempted request neither; what runs goes on."""
+    PAUSED_ALL = "paused all"
+    """Nothing is scheduled."""
+
+
+class SchedulerOutput:
+    """What one call of `Scheduler.schedule` decided."""
+
+    __slots__ = (
+        "cached_tokens",
+        "num_decodes",
+        "num_kv_tokens",
+        "num_preemptions",
+        "num_prefill_tokens",
+        "num_running",
+        "outgrew_pool",
+        "preempted",
+        "sampled",
+        "scheduled",
+        "stale_cached_tokens",
+        "token_budget",
+    )
+
+    def __init__(self, token_budget: int) -> None:
+        self.token_budget = token_budget
+        """What is left of it."""
+        self.scheduled: dict[Request, int] = {}
+        """Tokens of each request that was scheduled one by one; every steady request has one token on top."""
+        self.sampled: dict[Request, None] = {}
+        """Those of scheduled that sample a token, as all they know is computed with this step."""
+        self.num_running = 0
+        self.num_decodes = 0
+        """Requests whose only token in this step is one they generated."""
+        self.num_prefill_tokens = 0
+        """All other tokens: of prompts, and of what is computed again after a preemption."""
+        self.num_kv_tokens = 0
+        """Tokens in the KV of all running requests, this step's included; where they share blocks, each counts."""
+        self.cached_tokens: dict[Request, int] = {}
+        """Tokens found in the prefix cache, of each request admitted for the first time."""
+        self.stale_cached_tokens: dict[Request, int] = {}
+        """Tokens found in the prefix cache, at any admission, that older weights than the present had computed."""
+        self.preempted: set[str] = set()
+        """Ids of those preempted in this step or, by a cache reset, since the one before."""
+        self.num_preemptions = 0
+        """In this step only."""
+        self.outgrew_pool: Request | None = None
+        """A request that ran alone and preempted itself: it needs more blocks than there are."""
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return self.num_decodes + self.num_prefill_tokens
+
+
+class Scheduler:
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.version_rules = config.version_rules
+        self.kv_cache_manager = KVCacheManager(config)
+        self.pause_state = PauseState.UNPAUSED
+
+        self.requests: dict[str, Request] = {}
+        """All that are not finished, in the order in which they were added."""
+        self.waiting = create_request_queue(config.scheduling_policy)
+        self.running: dict[Request, None] = {}
+        """In order of admission. Each is either steady or in singles."""
+        self.decodes = Decodes(config.block_size)
+        self.singles: dict[Request, None] = {}
+        """Running requests that are scheduled one by one: prefills, decodes that missed a step and, under async
+        scheduling, all."""
+        self._num_admissions = 0
+        self._preempted_by_reset: set[str] = set()
+
+    # --- requests come and go -------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        assert request.request_id not in self.requests, "the id is live"
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+
+    def finish_request(self, request: Request) -> None:
+        """Take a request out, whatever its state. Its blocks are free at once."""
+        if request.status is RequestStatus.RUNNING:
+            self._leave_running(request)
+            self.kv_cache_manager.free(request)
+        else:
+            self.waiting.remove(request)
+        request.status = RequestStatus.FINISHED
+        del self.requests[request.request_id]
+
+    def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
+        """Forget all cached blocks. False if any is held; reset_running_requests sees to it that none is."""
+        if reset_running_requests:
+            for request in reversed(list(self.running)):
+                self._leave_running(request)
+                self._put_back(request)
+                self._preempted_by_reset.add(request.request_id)
+        return self.kv_cache_manager.reset_prefix_cache()
+
+    def set_weight_version(self, weight_version: int) -> None:
+        """Compute with other weights from now on."""
+        if weight_version != self.kv_cache_manager.weight_version:
+            for request in self.running:
+                num_tokens = request.num_computed_tokens + self.decodes.progress(request)
+                self.kv_cache_manager.mark_open_block(request, num_tokens)
+            self.kv_cache_manager.weight_version = weight_version
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step could do anything, as far as the pause state is concerned."""
+        if self.pause_state is PauseState.PAUSED_ALL:
+            return False
+        return bool(self.running) or (self.pause_state is PauseState.UNPAUSED and len(self.waiting) > 0)
+
+    def _leave_running(self, request: Request) -> None:
+        del self.running[request]
+        if request.steady_since == NOT_STEADY:
+            self.singles.pop(request, None)
+        else:
+            self.decodes.leave(request)
+
+    def _put_back(self, request: Request) -> None:
+        """A preempted request loses all its blocks and waits at the front, to compute everything again."""
+        self.kv_cache_manager.free(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        # What it sampled in the step in flight is still to come, but counts as output, not as a placeholder.
+        request.num_output_placeholders = 0
+        self.waiting.prepend(request)
+
+    # --- one step -------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """Running requests first, then waiting ones, but none of these in a step that preempted."""
+        output = SchedulerOutput(self.config.max_num_batched_tokens)
+        if self._preempted_by_reset:
+            if self.version_rules.reports_reset_preemptions:
+                output.preempted |= self._preempted_by_reset
+            self._preempted_by_reset.clear()
+
+        if self.pause_state is not PauseState.PAUSED_ALL:
+            prefill_cap_tokens = self.prefill_cap_tokens()
+            self._schedule_running(output, prefill_cap_tokens)
+            if not output.num_preemptions and self.pause_state is PauseState.UNPAUSED:
+                self._schedule_waiting(output, prefill_cap_tokens)
+            self._count(output)
+
+        output.num_running = len(self.running)
+        assert output.token_budget >= 0, "scheduled more than the token budget"
+        assert output.token_budget + output.num_scheduled_tokens == self.config.max_num_batched_tokens, (
+            "the tokens scheduled are not the tokens taken from the budget"
+        )
+        assert output.num_running <= self.config.max_num_seqs, "more requests run than max_num_seqs"
+        assert len(self.decodes) + len(self.singles) == output.num_running, "a running request is lost"
+        return output
+
+    def update_from_output(self, output: SchedulerOutput) -> list[Request]:
+        """Append what the model sampled in a step; returns the requests that this finished, in running order."""
+        finished = self.decodes.finish_tick() if output.num_decodes else []
+        for request in output.sampled:
+            if request.status is RequestStatus.FINISHED:
+                continue  # aborted, or stopped by the token before, while this one was in flight
+            request.num_output_tokens += 1
+            if self.config.async_scheduling and request.status is RequestStatus.RUNNING:
+                request.num_output_placeholders -= 1
+                num_known_tokens = request.num_computed_tokens - request.num_output_placeholders
+                self.kv_cache_manager.cache_blocks(request, num_known_tokens)
+            if request.num_output_tokens == request.final_output_tokens:
+                finished.append(request)
+            elif not self.config.async_scheduling:
+                del self.singles[request]
+                self.decodes.join(request)
+        finished.sort(key=_running_order)
+        for request in finished:
+            self.finish_request(request)
+        return finished
+
+    def prefill_cap_tokens(self) -> int:
+        """Tokens that one request may get in this step. A prefill that is alone has nobody to hold up."""
+        threshold = self.config.long_prefill_token_threshold
+        alone = len(self.running) + len(self.waiting) <= 1
+        if threshold == 0 or (alone and not self.version_rules.caps_lone_prefill):
+            return self.config.max_model_len
+        return threshold
+
+    # --- running requests -----------------------------------------------------------------------------------------
+
+    def _schedule_running(self, output: SchedulerOutput, prefill_cap_tokens: int) -> None:
+        decodes, kv_cache = self.decodes, self.kv_cache_manager
+        if self._budget_may_run_out(output, prefill_cap_tokens):
+            # Who gets nothing depends on who comes first.
+            for request in list(decodes):
+                self._make_single(request)
+
+        num_needing = len(decodes.needing_block())
+        if not self.singles and num_needing <= kv_cache.free_blocks:
+            kv_cache.take(num_needing)
+            if kv_cache.enable_caching:
+                for request in sorted(decodes.filling_block(), key=_running_order):
+                    self._cache_filled_block(request)
+            output.token_budget -= len(decodes)
+            return
+
+        in_doubt = {*self.singles, *decodes.needing_block()}
+        if kv_cache.enable_caching:
+            # Of two equal blocks a lookup finds the one cached first, so that order matters too.
+            in_doubt.update(decodes.filling_block())
+        output.token_budget -= len(decodes)
+        for request in sorted(in_doubt, key=_running_order):
+            if request.status is not RequestStatus.RUNNING:
+                continue  # preempted for another
+            if request.steady_since != NOT_STEADY:
+                served = self._schedule_steady(request, output)
+            elif output.token_budget == 0:
+                break
+            else:
+                served = self._schedule_single(request, output, prefill_cap_tokens)
+            if not served:
+                self._hold_back_after(request, output)
+                break
+
+    def _budget_may_run_out(self, output: SchedulerOutput, prefill_cap_tokens: int) -> bool:
+        """Whether one request may get fewer tokens than it wants while others come after it. vLLM refuses to start
+        with fewer tokens in the budget than max_num_seqs, and otherwise only the last request is ever cut short."""
+        if not self.singles:
+            return len(self.decodes) > output.token_budget
+        last = next(reversed(self.running))
+        wanted_tokens = len(self.decodes) + sum(
+            min(self._missing_tokens(request), prefill_cap_tokens) for request in self.singles if request is not last
+        )
+        return wanted_tokens > output.token_budget
+
+    def _schedule_steady(self, request: Request, output: SchedulerOutput) -> bool:
+        if request in self.decodes.needing_block():
+            if not self._make_room(1, request, output):
+                return False
+            self.kv_cache_manager.take(1)
+        if self.kv_cache_manager.enable_caching and request in self.decodes.filling_block():
+            self._cache_filled_block(request)
+        return True
+
+    def _schedule_single(self, request: Request, output: SchedulerOutput, prefill_cap_tokens: int) -> bool:
+        if self.config.async_scheduling and self._last_token_is_in_flight(request):
+            return True
+        num_new_tokens = min(
+            self._missing_tokens(request),
+            prefill_cap_tokens,
+            output.token_budget,
+            # The sampled token needs a place as well; binds only with one in flight.
+            self.config.max_model_len - 1 - request.num_computed_tokens,
+        )
+        if num_new_tokens == 0:
+            return True
+        if not self._make_room(self.kv_cache_manager.missing_blocks(request, num_new_tokens), request, output):
+            return False
+        self.kv_cache_manager.allocate(request, num_new_tokens)
+        self._grant(request, num_new_tokens, output)
+        return True
+
+    def _make_room(self, num_blocks: int, request: Request, output: SchedulerOutput) -> bool:
+        """Preempt until num_blocks are free; False if request itself had to go.
+
+        FCFS takes the last running request; priority the lowest one, of equals the latest to arrive, and of those the
+        first in the list.
+        """
+        # Ends, as each turn takes one from running, and request is one of these.
+        while self.kv_cache_manager.free_blocks < num_blocks:
+            if self.config.scheduling_policy == "priority":
+                victim = max(self.running, key=lambda r: (r.priority, r.arrival_time))
+            else:
+                victim = next(reversed(self.running))
+            self._preempt(victim, request, output)
+            if victim is request:
+                if not self.running:
+                    output.outgrew_pool = request
+                return False
+        return True
+
+    def _preempt(self, victim: Request, beneficiary: Request, output: SchedulerOutput) -> None:
+        if victim.steady_since == NOT_STEADY:
+            output.token_budget += output.scheduled.pop(victim, 0)
+            output.sampled.pop(victim, None)
+            self._leave_running(victim)
+        else:
+            output.token_budget += 1
+            self._leave_running(victim)
+            # Those before the beneficiary have had this step's token, and the block for it.
+            victim.num_computed_tokens += victim.running_order < beneficiary.running_order
+        self._put_back(victim)
+        output.preempted.add(victim.request_id)
+        output.num_preemptions += 1
+
+    def _hold_back_after(self, request: Request, output: SchedulerOutput) -> None:
+        """A request that preempts itself ends the walk: whoever comes after it gets nothing in this step."""
+        for later in reversed(self.running):
+            if later.running_order < request.running_order:
+                break
+            if later.steady_since != NOT_STEADY:
+                self._make_single(later)
+                output.token_budget += 1
+
+    def _make_single(self, request: Request) -> None:
+        self.decodes.leave(request)
+        self.singles[request] = None
+
+    def _cache_filled_block(self, request: Request) -> None:
+        num_tokens = request.num_computed_tokens + self.decodes.progress(request) + 1
+        self.kv_cache_manager.cache_blocks(request, num_tokens)
+
+    def _missing_tokens(self, request: Request) -> int:
+        return request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
+
+    def _last_token_is_in_flight(self, request: Request) -> bool:
+        """Async scheduling sees a max_tokens end coming, and then leaves the request alone. A stop it cannot see."""
+        return (
+            request.num_output_placeholders > 0
+            and request.num_output_tokens + request.num_output_placeholders >= request.max_tokens
+        )
+
+    def _grant(self, request: Request, num_new_tokens: int, output: SchedulerOutput) -> None:
+        output.scheduled[request] = num_new_tokens
+        output.token_budget -= num_new_tokens
+        request.num_computed_tokens += num_new_tokens
+        if self._missing_tokens(request) == 0:
+            output.sampled[request] = None
+            if self.config.async_scheduling:
+                request.num_output_placeholders += 1
+
+    # --- waiting requests -----------------------------------------------------------------------------------------
+
+    def _schedule_waiting(self, output: SchedulerOutput, prefill_cap_tokens: int) -> None:
+        """Admit from the front of the queue. The first that cannot be admitted holds back all behind it."""
+        kv_cache = self.kv_cache_manager
+        for _ in range(len(self.waiting)):
+            if output.token_budget == 0 or len(self.running) == self.config.max_num_seqs:
+                break
+            request = self.waiting.peek()
+            hits, num_new_tokens = self.first_chunk(request, output.token_budget, prefill_cap_tokens)
+            if num_new_tokens > output.token_budget:
+                break
+            if not kv_cache.admit(request, hits, num_new_tokens, keep_watermark=bool(self.running)):
+                break
+
+            self.waiting.pop()
+            self.running[request] = None
+            self.singles[request] = None
+            self._num_admissions += 1
+            request.running_order = self._num_admissions
+            num_cached_tokens = len(hits) * self.config.block_size
+            if request.status is RequestStatus.WAITING:
+                output.cached_tokens[request] = num_cached_tokens
+            if request.kv_weight_version < kv_cache.weight_version:
+                output.stale_cached_tokens[request] = kv_cache.num_stale_tokens(hits)
+            request.status = RequestStatus.RUNNING
+            request.num_computed_tokens = num_cached_tokens
+            self._grant(request, num_new_tokens, output)
+
+    def first_chunk(self, request: Request, token_budget: int, prefill_cap_tokens: int) -> tuple[Sequence[Block], int]:
+        """The cached blocks that a waiting request would start with and the tokens that it would compute first. With
+        chunked prefill off these may be more than the budget, and then it has to wait."""
+        hits = self.kv_cache_manager.get_computed_blocks(request)
+        num_new_tokens = min(request.num_tokens - len(hits) * self.config.block_size, prefill_cap_tokens)
+        if self.config.enable_chunked_prefill:
+            num_new_tokens = min(num_new_tokens, token_budget)
+        return hits, num_new_tokens
+
+    def _count(self, output: SchedulerOutput) -> None:
+        decodes = self.decodes
+        output.num_decodes = len(decodes)
+        output.num_kv_tokens = decodes.num_kv_tokens + len(decodes)
+        for request in self.singles:
+            output.num_kv_tokens += request.num_computed_tokens
+            num_tokens = output.scheduled.get(request, 0)
+            if num_tokens == 1 and request.num_computed_tokens > request.num_prompt_tokens:
+                output.num_decodes += 1
+            else:
+                output.num_prefill_tokens += num_tokens
+
+    # --- what must always hold ------------------------------------------------------------------------------------
+
+    def blocks_are_conserved(self) -> bool:
+        """The blocks that are free and those that running requests hold are all there are."""
+        kv_cache = self.kv_cache_manager
+        held_blocks = self.decodes.num_blocks - kv_cache.num_shared_references
+        for request in self.singles:
+            held_blocks += kv_cache.num_blocks(request.num_computed_tokens)
+        return held_blocks + kv_cache.free_blocks == kv_cache.usable_blocks

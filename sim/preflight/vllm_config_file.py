@@ -1,0 +1,37 @@
+"""What vLLM's own `--config FILE` makes of its keys before the engine arguments exist: false and null are not plain.
+
+The file becomes a command line: null turns into the word `None`, which no flag takes, and false into `--no-…`, which
+is only looked for with dashes and, before 0.28, not at all. Held against vLLM's parser in
+`tests/conformance/test_startup_live.py`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sim.engine.startup import FLAGS, RULES, Finding, Version, finding
+from sim.preflight.launch import Setting
+
+FALSE_SINCE: Version = (0, 28)
+
+
+def forward(settings: Mapping[str, Setting], version: Version) -> tuple[dict[str, Any], list[Finding]]:
+    """The engine arguments that come of a config file's settings, by the way each key is spelled."""
+    passed: dict[str, Any] = {}
+    found = []
+    for name, setting in settings.items():
+        if setting.value is None:
+            why = f"vLLM reads null in a config file as the word None, which --{name.replace('_', '-')} does not take"
+            found.append(finding(RULES["null-in-config-file"], name, why, given=None))
+        elif setting.value is False and FLAGS[name].kind is bool and not _reaches(setting.spelled, version):
+            dashes = name.replace("_", "-")
+            why = f"vLLM {'.'.join(map(str, version))} drops {setting.spelled}: false from a config file"
+            rule = RULES["false-lost-in-config-file"]
+            remedy = f"write no-{dashes}: true"
+            found.append(finding(rule, name, why, given=False, becomes=True, remedy=remedy))
+        else:
+            passed[name] = setting.value
+    return passed, found
+
+
+def _reaches(spelled: str, version: Version) -> bool:
+    return spelled.startswith("no") or (version >= FALSE_SINCE and "_" not in spelled)
