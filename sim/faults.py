@@ -109,16 +109,22 @@ class Stage:
     version: int = 0
 
 
+async def _all(calls: "list[asyncio.Future[Any]]") -> None:
+    """Waits for calls that are all under way already."""
+    for call in calls:
+        await call
+
+
 async def _abort(stage: Stage, replicas: list[int], rejecting: set[int]) -> None:
     calls = []
     for replica in replicas:
         keywords = {"reject_request": True} if replica in rejecting else {}
         calls.append(stage.handles[replica].abort_all_requests.remote(**keywords))
-    await asyncio.gather(*calls)
+    await _all(calls)
 
 
 async def _resume(stage: Stage, replicas: list[int]) -> None:
-    await asyncio.gather(*[stage.handles[replica].resume_generation.remote() for replica in replicas])
+    await _all([stage.handles[replica].resume_generation.remote() for replica in replicas])
 
 
 async def _remove(stage: Stage, replicas: list[int]) -> None:
@@ -149,7 +155,7 @@ async def update_weights(stage: Stage, fault: WeightUpdate) -> str:
         await _abort(stage, everyone, rejecting=set(leaving))
         await asyncio.sleep(fault.pause_s)
         stage.version += 1
-        await asyncio.gather(*[handle.set_global_steps.remote(stage.version) for handle in stage.handles])
+        await _all([handle.set_global_steps.remote(stage.version) for handle in stage.handles])
         await _resume(stage, everyone)
         if leaving:
             await _add(stage, leaving)

@@ -244,7 +244,7 @@ class FakeRolloutServer:
         if self.settings.submission_gate:
             self._gate_closed = True
             self._rejecting = reject_request and self.settings.dialect != "sglang"
-            await self._wait_for_admissions()
+        await self._wait_for_admissions()
         self._take(self._engine.flush(self._loop.now_ns))
         live = list(self._live.values())
         for each in live:
@@ -256,6 +256,8 @@ class FakeRolloutServer:
 
     async def _wait_for_admissions(self) -> None:
         """Waits until what is past the gate is in the engine; vLLM's server holds it to be there at its first token."""
+        if not self.settings.submission_gate:
+            return
         until_token = self.settings.dialect == "vllm"
         deadline_s = self._loop.time() + ADMISSION_WAIT_S
         if until_token:

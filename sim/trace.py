@@ -347,18 +347,16 @@ class Trace:
 
     def __init__(self, sessions: int) -> None:
         self.events: list[Event] = []
-        self._open = self.events
+        self.add: Callable[[Event], None] = self.events.append
+        """Takes an event, unless the trace is sealed."""
         self._sessions = sessions
         self._derived: dict[Any, Any] = {}
 
-    def add(self, event: Event) -> None:
-        """Takes an event, unless the trace is sealed."""
-        self._open.append(event)
-
     def seal(self, end: WorldEnded) -> None:
         """The last event. What tasks still do while the world is torn down is not part of the run."""
-        self._open.append(end)
-        self._open = []
+        self.add(end)
+        unheard: list[Event] = []
+        self.add = unheard.append
 
     @cached_property
     def ledger(self) -> Ledger:

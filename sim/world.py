@@ -24,7 +24,7 @@ from sim.clock import (
 )
 from sim.decode import ConstantRate
 from sim.faults import Stage, Triggers, act
-from sim.server import first_token
+from sim.server import FakeRolloutServer, Model, first_token
 from sim.sut.interface import Client, Config, Context, Sut, SutError
 from sim.sut.reference.agent import Trajectory, run_turns
 from sim.sut.reference.routing import LeastLoadedBalancer
@@ -210,7 +210,7 @@ class World:
         self.sut = sut
         self.trace = Trace(len(case.sessions))
         self.deviations: tuple[Deviation, ...] = ()
-        self._loop = VirtualLoop(order=_order(case), until_ns=to_ns(liveness_bound_s(case)))
+        self._loop = self._make_loop()
         self._balancer: BalancerHandle | None = None
 
     def run(self) -> Trace:
@@ -246,22 +246,9 @@ class World:
     async def _main(self) -> None:
         case, loop, trace = self.case, self._loop, self.trace
         triggers = Triggers(case, loop)
-        wire = Wire(case.transport, loop, trace, triggers)
+        wire = self._make_wire(triggers)
         model = _FakeModel()
-        token_ns, prefill_ns = to_ns(case.server.token_time_s), to_ns(case.server.prefill_s)
-        servers = [
-            self.sut.server_class(
-                replica,
-                case.server,
-                case.budget,
-                ConstantRate(token_ns, prefill_ns),
-                loop,
-                trace,
-                model,
-                triggers,
-            )
-            for replica in range(case.replicas)
-        ]
+        servers = [self._make_server(replica, model, triggers) for replica in range(case.replicas)]
         handles = [ServerHandle(wire, server) for server in servers]
         names = [f"replica-{replica}" for replica in range(case.replicas)]
         client = self._make_client(dict(zip(names, handles, strict=True)), wire)
@@ -299,6 +286,21 @@ class World:
             task.cancel()
         if acting:
             await asyncio.wait(acting)
+
+    # What another kind of world makes of other parts: a real engine, real time (gpu_checks)
+
+    def _make_loop(self) -> VirtualLoop:
+        return VirtualLoop(order=_order(self.case), until_ns=to_ns(liveness_bound_s(self.case)))
+
+    def _make_wire(self, triggers: Triggers) -> Wire:
+        return Wire(self.case.transport, self._loop, self.trace, triggers)
+
+    def _make_server(self, replica: int, model: Model, triggers: Triggers) -> FakeRolloutServer:
+        settings = self.case.server
+        engine = ConstantRate(to_ns(settings.token_time_s), to_ns(settings.prefill_s))
+        return self.sut.server_class(
+            replica, settings, self.case.budget, engine, self._loop, self.trace, model, triggers
+        )
 
     def _make_client(self, servers: dict[str, Any], wire: Wire) -> Client:
         names = list(servers)
@@ -362,7 +364,8 @@ class World:
             current_turn.set(TurnInProgress(index, -1))
             origin = first_token(index)
             prompt_ids = list(range(origin, origin + session.prompt_tokens))
-            await run_turns(client, prompt_ids, session.turns, params, self.case.budget.response_length, trajectory)
+            response_length = self.case.budget.response_length
+            await run_turns(client, f"session-{index}", prompt_ids, session.turns, params, response_length, trajectory)
         except asyncio.CancelledError:
             outcome = "cancelled"
         except Exception as error:

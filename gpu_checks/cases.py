@@ -1,0 +1,163 @@
+"""Which cases are replayed: the kept ones, given files, and a few of our own that go where the kept ones may not."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sim.case import (
+    AbortAll,
+    AbortRequest,
+    AddReplica,
+    AfterSent,
+    AfterTokens,
+    Budget,
+    CancelClient,
+    Case,
+    CaseError,
+    ClearSticky,
+    ClientView,
+    Fault,
+    Limit,
+    RemoveReplica,
+    ServerSettings,
+    Session,
+    Turn,
+    WeightUpdate,
+    from_builtins,
+)
+
+CORPUS = Path(__file__).parent.parent / "properties" / "corpus"
+
+DEFERRED, PINNED = "reference:deferred", "reference:pinned"
+
+BUDGET = Budget(prompt_length=64, response_length=256, max_model_len=2048)
+"""verl's 2048/8192, scaled down by 32."""
+
+
+@dataclass(frozen=True)
+class KeptCase:
+    """A case with the invariants that each SUT is kept as violating (by the SUT's key)."""
+
+    name: str
+    case: Case
+    expected: dict[str, list[str]]
+
+
+def load(path: Path) -> KeptCase:
+    """A case file: the corpus's envelope, or a bare Case, which is tried with the deferring and the pinning client."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise CaseError(f"{path}: {error}") from None
+    if not isinstance(data, dict) or "case" not in data:
+        return KeptCase(path.stem, from_builtins(data, str(path)), {})
+    return KeptCase(path.stem, from_builtins(data["case"], str(path)), dict(data.get("expected", {})))
+
+
+def corpus(folder: Path = CORPUS) -> list[KeptCase]:
+    """All kept cases, in the order of their names."""
+    return [load(path) for path in sorted(folder.glob("*.json"))]
+
+
+def aborts_after(*tokens: int, session: int = 0, pause_s: float = 0.0) -> tuple[Fault, ...]:
+    """Replica 0 aborts everything each time the session has decoded so much."""
+    return tuple(AbortAll(AfterTokens(session, each), 0, pause_s) for each in tokens)
+
+
+EVERY_62 = (62, 124, 186, 248)
+
+
+def overrun(prompt_tokens: int) -> Case:
+    """The overrun of verl PR 7207, scaled down."""
+    return Case(BUDGET, (Session(prompt_tokens),), aborts_after(*EVERY_62))
+
+
+OVERRUNS = {3: 317, 16: 304, 60: 260}
+"""Decoded tokens for each prompt length when the server's default sets the limit; pinned it is 256 each time."""
+
+FULL_SIZE = Case(
+    Budget(prompt_length=2048, response_length=8192, max_model_len=16_384),
+    (Session(136),),
+    aborts_after(2000, 4000, 6000, 8000),
+)
+FULL_SIZE_TOKENS = 10_104
+
+
+def own_cases() -> Iterable[KeptCase]:
+    """Each for a rule that the overruns leave out."""
+    clean: list[str] = []
+    for prompt_tokens in OVERRUNS:
+        expected = {DEFERRED: ["B1"], PINNED: clean}
+        yield KeptCase(f"overrun-{prompt_tokens}", overrun(prompt_tokens), expected)
+    yield KeptCase(
+        "weight-updates",
+        Case(
+            BUDGET,
+            (Session(16), Session(20, turns=(Turn(40, tool_tokens=10, tool_time_s=0.5), Turn()))),
+            tuple(WeightUpdate(AfterTokens(0, tokens), pause_s=0.5) for tokens in (30, 60, 100)),
+        ),
+        {PINNED: clean},
+    )
+    yield KeptCase(
+        "replicas-come-and-go",
+        Case(
+            BUDGET,
+            tuple(Session(5 + extra, turns=(Turn(30), Turn(20))) for extra in range(4)),
+            (
+                WeightUpdate(AfterTokens(0, 10), pause_s=0.5, leaving=(1,)),
+                AbortRequest(AfterTokens(1, 20), session=1),
+                RemoveReplica(AfterTokens(2, 15), replica=0),
+                ClearSticky(AfterTokens(2, 25)),
+                AddReplica(AfterTokens(2, 40), replica=0),
+                CancelClient(AfterTokens(3, 25), session=3),
+            ),
+            replicas=2,
+        ),
+        {PINNED: clean},
+    )
+    yield KeptCase(
+        "no-gate",
+        Case(
+            BUDGET,
+            (Session(16), Session(9)),
+            (AbortAll(AfterTokens(0, 50), 0, pause_s=2.0), AbortAll(AfterSent(0, 2), 0, pause_s=1.0)),
+            server=ServerSettings(submission_gate=False),
+        ),
+        {DEFERRED: ["B1"], PINNED: clean},
+    )
+    yield KeptCase("few-tokens", Case(Budget(4, 3, 64), (Session(1),), aborts_after(2)), {DEFERRED: ["B1"]})
+    yield KeptCase("aborted-as-sent", Case(BUDGET, (Session(16),), (AbortAll(AfterSent(0, 1), 0),)), {PINNED: clean})
+    yield KeptCase(
+        "stops-by-itself",
+        Case(BUDGET, (Session(16, turns=(Turn(1), Turn(200), Turn(300))),), aborts_after(100, 300)),
+        {PINNED: clean},
+    )
+    yield KeptCase(
+        "limits-spelled",
+        Case(
+            Budget(64, 256, max_model_len=512),
+            (
+                Session(16, limit=Limit("both", 10)),
+                Session(4, limit=Limit("max_new_tokens", 0)),
+                Session(4, limit=Limit("max_tokens", 7)),
+                Session(300, limit=Limit("max_tokens", 500)),
+            ),
+        ),
+        {PINNED: clean},
+    )
+    yield KeptCase(
+        "no-limit-in-config",
+        Case(
+            Budget(64, 256, max_model_len=2048, client_view=ClientView(None)), (Session(16),), aborts_after(*EVERY_62)
+        ),
+        {PINNED: clean},
+    )
+    yield KeptCase(
+        "full-context", Case(Budget(64, 256, max_model_len=128), (Session(100), Session(128))), {PINNED: clean}
+    )
+    yield KeptCase(
+        "no-partial-rollout",
+        Case(BUDGET, (Session(16),), aborts_after(62), partial_rollout=False),
+        {PINNED: clean},
+    )

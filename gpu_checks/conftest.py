@@ -1,0 +1,182 @@
+"""Options, the session's engines, and the table at the end.
+
+Without vLLM every check is skipped, with one line that says what to install. With a vLLM that does not start they fail.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_checks.cases import KeptCase, corpus, load, own_cases
+from gpu_checks.engines import (
+    HOW_TO_INSTALL,
+    EngineSettings,
+    Platform,
+    RealEngines,
+    is_installed,
+    parse_engine_arg,
+    prepare_environment,
+    tiny_model,
+)
+from gpu_checks.real_world import DEFAULT_SPEED, RealLoop
+from gpu_checks.replay import Replay, summary, table
+from gpu_checks.schedules import Load, Schedule, real_core, schedule_of
+from sim.case import CaseError
+
+HERE = Path(__file__).parent
+
+REPLAYS: pytest.StashKey[list[Replay]] = pytest.StashKey()
+FINDINGS: pytest.StashKey[list[str]] = pytest.StashKey()
+PLATFORM: pytest.StashKey[Platform] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gpu_checks", "checks on a real vLLM engine")
+    group.addoption("--model", help="a model of your own (default: a tiny one with random weights, made on the fly)")
+    group.addoption(
+        "--engine-arg", action="append", default=[], metavar="NAME=VALUE", help="any other argument of vLLM's engine"
+    )
+    group.addoption("--gpu-memory-utilization", type=float, help="share of the GPU's memory that an engine may take")
+    group.addoption("--replicas", type=int, default=2, help="the most engines at a time (default: 2)")
+    group.addoption(
+        "--case",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="PATH",
+        help="case files to replay instead of the kept ones",
+    )
+    group.addoption("--full-size", action="store_true", help="also the full-size overrun: 2048/8192, 10104 tokens")
+    group.addoption("--results", metavar="FILE", help="write the replays as JSON")
+    group.addoption(
+        "--speed", type=float, default=DEFAULT_SPEED, help=f"how much shorter waits are (default: {DEFAULT_SPEED:g})"
+    )
+    group.addoption(
+        "--verl", action="append", default=[], metavar="DIR", help="a folder with verl unpacked or installed"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "promise(name): what in vLLM's interface a drift check is about")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if is_installed():
+        return
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason=HOW_TO_INSTALL))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`kept` and `sut_name`: every case with every SUT that it keeps a verdict for."""
+    if not {"kept", "sut_name"} <= set(metafunc.fixturenames):
+        return
+    paths = metafunc.config.getoption("--case")
+    try:
+        cases = [load(Path(path)) for path in paths] if paths else [*corpus(), *own_cases()]
+    except CaseError as error:
+        raise pytest.UsageError(str(error)) from None
+    pairs = [(kept, name) for kept in cases for name in suts_of(kept)]
+    metafunc.parametrize(("kept", "sut_name"), pairs, ids=[f"{kept.name}-{name}" for kept, name in pairs])
+
+
+def suts_of(kept: KeptCase) -> list[str]:
+    """Names of the SUTs that a case is about; a key with a version is that of the installed package or of another."""
+    return list(kept.expected) or ["reference:deferred", "reference:pinned"]
+
+
+@pytest.fixture(scope="session")
+def engines(pytestconfig: pytest.Config) -> Iterator[RealEngines]:
+    """The session's engines; the first one is up."""
+    try:
+        extra = dict(parse_engine_arg(text) for text in pytestconfig.getoption("--engine-arg"))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    settings = EngineSettings(
+        pytestconfig.getoption("--model"),
+        pytestconfig.getoption("--gpu-memory-utilization"),
+        extra,
+        pytestconfig.getoption("--replicas"),
+    )
+    prepare_environment()
+    loop = RealLoop(pytestconfig.getoption("--speed"))
+    with tiny_model() as folder:
+        made = RealEngines(settings, folder, loop)
+        try:
+            made.take(1)
+        except BaseException as error:
+            made.close()
+            pytest.fail(f"vLLM is installed and does not start: {type(error).__name__}: {error}", pytrace=False)
+        pytestconfig.stash[PLATFORM] = made.platform
+        yield made
+        made.close()
+    loop.close()
+
+
+@pytest.fixture(scope="session")
+def schedules() -> Iterator[Callable[[Load], Schedule]]:
+    """Schedules of the real engine in this process, each made once."""
+    prepare_environment()
+    made: dict[str, Schedule] = {}
+    with tiny_model() as folder, real_core(folder) as core:
+
+        def of(load: Load) -> Schedule:
+            if load.name not in made:
+                made[load.name] = schedule_of(load, core)
+            return made[load.name]
+
+        yield of
+
+
+@pytest.fixture(scope="session")
+def replays(pytestconfig: pytest.Config) -> list[Replay]:
+    """Where the replays of this session are gathered."""
+    return pytestconfig.stash.setdefault(REPLAYS, [])
+
+
+@pytest.fixture(scope="session")
+def findings(pytestconfig: pytest.Config) -> list[str]:
+    """What was found out about released packages on this vLLM, a sentence each."""
+    return pytestconfig.stash.setdefault(FINDINGS, [])
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if not is_installed():
+        terminalreporter.write_line(f"gpu_checks: all skipped: {HOW_TO_INSTALL}")
+        return
+    platform = config.stash.get(PLATFORM, None)
+    if platform is not None:
+        terminalreporter.section(f"gpu_checks: {platform}")
+    found = config.stash.get(REPLAYS, None)
+    if found:
+        counts = summary(found)
+        terminalreporter.write_line(table(found))
+        terminalreporter.write_line(
+            f"reproduced {counts['reproduced']} of {counts['of']}; not expressible: {counts['not_expressible']}"
+        )
+    for finding in config.stash.get(FINDINGS, []):
+        terminalreporter.write_line(f"finding: {finding}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path = session.config.getoption("--results", None)
+    found = session.config.stash.get(REPLAYS, None)
+    platform = session.config.stash.get(PLATFORM, None)
+    if path and found is not None and platform is not None:
+        data = {"device": platform.device, "vllm": platform.vllm, "model": platform.model} | summary(found)
+        data["findings"] = session.config.stash.get(FINDINGS, [])
+        Path(path).write_text(json.dumps(data, indent=2) + os.linesep)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A drift check that fails says who relies on what it checks, and since when that has been so."""
+    outcome: Any = yield
+    report = outcome.get_result()
+    if report.failed:
+        report.sections.extend(("drift", text) for name, text in item.user_properties if name == "vLLM")

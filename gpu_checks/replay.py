@@ -1,0 +1,198 @@
+"""Event-order replay: a case on real vLLM, then simulated again at the observed points, and both compared."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from gpu_checks.compare import Figures, figures, first_difference, verdicts
+from gpu_checks.engines import RealEngines
+from gpu_checks.led_world import LedWorld
+from gpu_checks.points import Points
+from gpu_checks.real_world import RealLoop, RealWorld
+from sim.case import AfterTokens, AtTime, Case
+from sim.server import FakeRolloutServer
+from sim.sut.interface import Sut
+from sim.trace import Trace
+
+Verdict = Literal["reproduced", "missed", "not expressible"]
+
+MakeLedWorld = Callable[[Case, Sut, Points], LedWorld]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What became of one case with one SUT. `detail`: the first difference, or why it cannot be expressed."""
+
+    case: str
+    sut: str
+    verdict: Verdict
+    detail: str = ""
+    violated: tuple[str, ...] = ()
+    """Invariants that the real run violates."""
+    decoded_tokens: int = 0
+    attempts: int = 0
+    overshoot_tokens: int = 0
+    """How far the requests were past their triggers when the engine cut them off, at most."""
+    seconds: float = 0.0
+
+    def to_builtins(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def why_not_expressible(case: Case, sut: Sut, engines: RealEngines) -> str | None:
+    """Why a real vLLM engine cannot be brought to do this case; None where it can."""
+    if case.server.dialect != "vllm":
+        return f"it is about {case.server.dialect}'s server"
+    if sut.server_class is not FakeRolloutServer:
+        return f"the bug of {sut.name} is in the simulated server"
+    for index, fault in enumerate(case.faults):
+        if isinstance(fault.at, AtTime):
+            return f"fault {index} waits for a time ({fault.at.time_s:g} s), not for an event"
+    if case.schedule.policy != "fifo":
+        return f"it needs its own order of callbacks (schedule {case.schedule.policy})"
+    if case.replicas > engines.settings.replicas_max:
+        return f"it needs {case.replicas} replicas, {engines.settings.replicas_max} are allowed (--replicas)"
+    if case.budget.context_tokens > engines.max_model_len:
+        return f"its context of {case.budget.context_tokens} tokens exceeds the model's {engines.max_model_len}"
+    return None
+
+
+@dataclass(frozen=True)
+class RealRun:
+    """What a real run left. `case`: as it was aimed."""
+
+    case: Case
+    sut: Sut
+    trace: Trace
+    points: Points
+    figures: Figures
+
+
+def aimed(case: Case) -> Case:
+    """The case with its triggers by tokens one token early: the token that is being computed when an abort arrives counts.
+
+    So the engine is cut off at the very token that the case says, and one past it where that is the first.
+    """
+    faults = []
+    for fault in case.faults:
+        if isinstance(fault.at, AfterTokens) and fault.at.tokens > 1:
+            at = msgspec.structs.replace(fault.at, tokens=fault.at.tokens - 1)
+            fault = msgspec.structs.replace(fault, at=at)
+        faults.append(fault)
+    return msgspec.structs.replace(case, faults=tuple(faults))
+
+
+def run_on_vllm(case: Case, sut: Sut, engines: RealEngines) -> RealRun:
+    """The case on real engines."""
+    assert isinstance(engines.loop, RealLoop), "worlds run on a RealLoop"
+    case = aimed(case)
+    world = RealWorld(case, sut, engines.take(case.replicas), engines.loop, engines.vocabulary_size)
+    trace = world.run()
+    return RealRun(case, sut, trace, world.points, figures(case, trace, world.answers))
+
+
+def simulate_again(real: RealRun, sut: Sut | None = None, make_world: MakeLedWorld = LedWorld) -> str | None:
+    """The first difference between a real run and its simulation at the observed points; None where there is none.
+
+    `sut` and `make_world` are there to plant a wrong fake.
+    """
+    world = make_world(real.case, sut or real.sut, real.points)
+    difference = first_difference(real.figures, figures(real.case, world.run(), world.answers))
+    if world.leader.missed is None:
+        return difference
+    never = f"the simulation never came to point {world.leader.position} of {len(real.points.order)}: "
+    return f"{difference or 'all figures are equal'}; {never}{world.leader.missed}"
+
+
+def replay(name: str, case: Case, sut: Sut, engines: RealEngines, kept: Iterable[str] | None = None) -> Replay:
+    """One case with one SUT. `kept`: the verdicts that the case keeps for this SUT, where it has any."""
+    reason = why_not_expressible(case, sut, engines)
+    if reason is not None:
+        return Replay(name, sut.key, "not expressible", reason)
+    started_s = time.monotonic()
+    real = run_on_vllm(case, sut, engines)
+    difference = simulate_again(real)
+    violated = verdicts(case, real.trace)
+    past = overshoot_tokens(case, real.trace)
+    verdict: Verdict = "reproduced" if difference is None else "missed"
+    if difference is None and kept is not None and judged(kept) != sorted(violated):
+        kept_text, real_text = (", ".join(each) or "nothing" for each in (judged(kept), sorted(violated)))
+        difference = f"kept as violating {kept_text}, and on vLLM it is {real_text}"
+        verdict = "missed"
+        if past:
+            # The simulation agrees with what happened: what did not happen is the case.
+            verdict = "not expressible"
+            difference += f": the engine was {past} tokens past a trigger"
+    attempts = real.trace.ledger.attempts
+    return Replay(
+        name,
+        sut.key,
+        verdict,
+        difference or "",
+        tuple(violated),
+        sum(attempt.decoded_tokens for attempt in attempts),
+        len(attempts),
+        past,
+        round(time.monotonic() - started_s, 2),
+    )
+
+
+def judged(kept: Iterable[str]) -> list[str]:
+    """Of kept verdicts, those that one run can show: D1 takes two of a simulation."""
+    return sorted(set(kept) - {"D1"})
+
+
+def overshoot_tokens(case: Case, trace: Trace) -> int:
+    """How many tokens past its trigger a session was when it was cut off; the most over all triggers by tokens."""
+    most = 0
+    for session in range(len(case.sessions)):
+        wanted = sorted({f.at.tokens for f in case.faults if isinstance(f.at, AfterTokens) and f.at.session == session})
+        total = 0
+        for attempt in trace.ledger.attempts:
+            if attempt.sent.session != session:
+                continue
+            total += attempt.decoded_tokens
+            passed = [tokens for tokens in wanted if tokens <= total]
+            wanted = wanted[len(passed) :]
+            if passed and any(ended.outcome == "abort" for ended in attempt.ended):
+                most = max(most, total - passed[-1])
+    return most
+
+
+def summary(replays: list[Replay]) -> dict[str, Any]:
+    """The counts and the cases, ready for JSON."""
+    tried = [each for each in replays if each.verdict != "not expressible"]
+    return {
+        "reproduced": sum(each.verdict == "reproduced" for each in tried),
+        "of": len(tried),
+        "not_expressible": len(replays) - len(tried),
+        "cases": [each.to_builtins() for each in replays],
+    }
+
+
+def table(replays: list[Replay]) -> str:
+    """One line a case, for people."""
+    rows = [("case", "SUT", "result", "violated", "decoded", "attempts", "past trigger", "s", "")]
+    for each in replays:
+        ran = each.verdict != "not expressible"
+        rows.append(
+            (
+                each.case,
+                each.sut,
+                each.verdict,
+                (" ".join(each.violated) or "-") if ran else "",
+                str(each.decoded_tokens) if ran else "",
+                str(each.attempts) if ran else "",
+                str(each.overshoot_tokens) if ran else "",
+                f"{each.seconds:.1f}" if ran else "",
+                each.detail,
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    )
