@@ -6,6 +6,7 @@ not cancel the call, as with a Ray actor. Arguments are copied as a serialising 
 
 import asyncio
 import copy
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -62,6 +63,16 @@ def _copied_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
         if type(value) not in _UNCHANGING:
             kwargs[key] = copied(value)
     return copied(args) if args else args
+
+
+def _plain_limit(limit: Any) -> Any:
+    """A limit as the trace can hold it: numpy's integers as Python's, what is no number by its type."""
+    if limit is None or type(limit) in (int, float, str, bool):
+        return limit
+    try:
+        return operator.index(limit)
+    except TypeError:
+        return type(limit).__name__
 
 
 def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> bool:
@@ -137,15 +148,18 @@ class BalancerHandle(_Handle):
         """The balancer's own in-flight count for each replica, and in total, where it shows them."""
         if self._get_status is None:
             return None, None
-        status = self._get_status()
-        total = status.get("total_inflight") if self._get_total is None else self._get_total()
-        return tuple(map(status.get("servers", {}).get, self._replica_names)), total
+        try:
+            status = self._get_status()
+            total = status.get("total_inflight") if self._get_total is None else self._get_total()
+            return tuple(map(status.get("servers", {}).get, self._replica_names)), total
+        except Exception:  # a balancer may show something else, or fail: then it shows none
+            return None, None
 
     def replicas_named(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> tuple[int, ...]:
         """The replicas that a message is about."""
         named: Iterable[Any] = ()
         if name == "acquire_server":
-            named = () if result is None else result[:1]
+            named = result[:1] if isinstance(result, tuple | list) else ()
         elif name == "release_server":
             named = (kwargs.get("server_id", args[0] if args else None),)
         elif name in ("add_servers", "remove_servers"):
@@ -191,7 +205,7 @@ class Wire:
             raise RuntimeError("a request was sent outside of any turn: no session to account it to")
         prompt_ids = kwargs.get("prompt_ids", args[0] if args else ())
         params = kwargs.get("sampling_params", args[1] if len(args) > 1 else {})
-        limits = {key: params[key] for key in LIMIT_KEYS if key in params}
+        limits = {key: _plain_limit(params[key]) for key in LIMIT_KEYS if key in params}
         request = self._requests
         self._requests += 1
         self._trace.add(
