@@ -164,6 +164,7 @@ class FakeRolloutServer:
         try:
             if not len(prompt_ids):
                 raise NoRoom("the prompt is empty")
+            session = session_of(prompt_ids[0])
             grant = take_grant(self.settings.dialect, self.budget, len(prompt_ids), sampling_params)
             self._refuse_leftovers(sampling_params)
         except (NoRoom, TypeError) as error:
@@ -173,7 +174,6 @@ class FakeRolloutServer:
             Granted(self._loop.now_ns, request, grant.tokens, grant.rule, grant.wanted_tokens, grant.room_tokens)
         )
         wants_log_probs = sampling_params.pop("logprobs", False) not in (False, None)
-        session = session_of(prompt_ids[0])
         answer: asyncio.Future[TokenOutput] = self._loop.create_future()
         self._enter(_Request(request, request_id, session, len(prompt_ids), grant.tokens, wants_log_probs, answer))
         return answer
