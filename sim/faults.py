@@ -28,7 +28,7 @@ from sim.case import (
 )
 from sim.clock import VirtualLoop, to_ns
 from sim.server import FakeRolloutServer
-from sim.trace import Cancelled, FaultFired, Trace
+from sim.trace import Cancelled, FaultFired, Trace, spelled
 from sim.transport import BalancerHandle, ServerHandle, Wire
 
 
@@ -233,7 +233,7 @@ async def act(stage: Stage, index: int, fault: Fault) -> None:
     try:
         note = await _ACTIONS[type(fault)](stage, fault)
     except Exception as error:
-        note = f"{type(error).__name__}: {error}"
+        note = spelled(error)
     if note:
         fired = stage.trace.events[position]
         assert isinstance(fired, FaultFired)

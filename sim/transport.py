@@ -6,7 +6,6 @@ not cancel the call, as with a Ray actor. Arguments are copied as a serialising 
 
 import asyncio
 import copy
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -17,7 +16,7 @@ from typing import Any, Protocol
 from sim.case import Transport
 from sim.clock import NS_PER_S, VirtualLoop, to_ns
 from sim.server import FakeRolloutServer, TokenOutput
-from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace
+from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace, spelled
 
 LIMIT_KEYS = ("max_tokens", "max_new_tokens")
 
@@ -63,16 +62,6 @@ def _copied_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
         if type(value) not in _UNCHANGING:
             kwargs[key] = copied(value)
     return copied(args) if args else args
-
-
-def _plain_limit(limit: Any) -> Any:
-    """A limit as the trace can hold it: numpy's integers as Python's, what is no number by its type."""
-    if limit is None or type(limit) in (int, float, str, bool):
-        return limit
-    try:
-        return operator.index(limit)
-    except TypeError:
-        return type(limit).__name__
 
 
 def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> bool:
@@ -205,7 +194,7 @@ class Wire:
             raise RuntimeError("a request was sent outside of any turn: no session to account it to")
         prompt_ids = kwargs.get("prompt_ids", args[0] if args else ())
         params = kwargs.get("sampling_params", args[1] if len(args) > 1 else {})
-        limits = {key: _plain_limit(params[key]) for key in LIMIT_KEYS if key in params}
+        limits = {key: params[key] for key in LIMIT_KEYS if key in params}
         request = self._requests
         self._requests += 1
         self._trace.add(
@@ -345,7 +334,7 @@ class Wire:
                 loads,
                 total,
                 handle.messages_in_flight,
-                None if error is None else f"{type(error).__name__}: {error}",
+                None if error is None else spelled(error),
             )
         )
         if _settle(future, result, error) and name == "acquire_server" and turn is not None and replicas:
