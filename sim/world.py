@@ -28,7 +28,18 @@ from sim.server import FakeRolloutServer, Model, first_token
 from sim.sut.interface import Client, Config, Context, Sut, SutError
 from sim.sut.reference.agent import Trajectory, run_turns
 from sim.sut.reference.routing import LeastLoadedBalancer
-from sim.trace import Logged, Message, SessionEnded, Trace, TurnEnded, TurnStarted, WorldEnded, ids_as_runs
+from sim.trace import (
+    Logged,
+    Message,
+    SessionEnded,
+    Trace,
+    TurnEnded,
+    TurnStarted,
+    WorldEnded,
+    ids_as_runs,
+    spelled,
+    without_addresses,
+)
 from sim.transport import BalancerHandle, ServerHandle, TurnInProgress, Wire, copied, current_turn
 
 REST = "rest"
@@ -90,8 +101,7 @@ class _ObservedClient:
             self._end(session, turn, before, sampling_params, outcome="cancelled")
             raise
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            self._end(session, turn, before, sampling_params, outcome="error", error=text)
+            self._end(session, turn, before, sampling_params, outcome="error", error=spelled(error))
             raise
         return output
 
@@ -107,7 +117,7 @@ class _ObservedClient:
         outcome: Any = "ok",
         error: str | None = None,
     ) -> None:
-        changed = None if before == after else f"{before} became {after}"
+        changed = None if before == after else without_addresses(f"{before} became {after}")
         self._trace.add(
             TurnEnded(
                 self._loop.now_ns,
@@ -136,7 +146,11 @@ class _LogTap(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._heard is not None:
-            self._heard(record.name, record.getMessage())
+            try:
+                text = record.getMessage()
+            except Exception:  # the arguments do not fit: `logging` would complain on the terminal and go on
+                text = str(record.msg)
+            self._heard(record.name, text)
 
     @contextmanager
     def tapped(self, heard: Callable[[str, str], None]) -> Iterator[None]:
@@ -237,7 +251,7 @@ class World:
         return trace
 
     def _heard(self, logger: str, text: str) -> None:
-        self.trace.add(Logged(self._loop.now_ns, logger, text))
+        self.trace.add(Logged(self._loop.now_ns, logger, without_addresses(text)))
 
     def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
         del loop
@@ -369,7 +383,7 @@ class World:
         except asyncio.CancelledError:
             outcome = "cancelled"
         except Exception as error:
-            outcome, text = "error", f"{type(error).__name__}: {error}"
+            outcome, text = "error", spelled(error)
         self.trace.add(
             SessionEnded(self._loop.now_ns, index, outcome, trajectory.response_tokens, trajectory.kept_tokens, text)
         )
