@@ -94,9 +94,7 @@ class Recorder:
         settings.watermark = engine["watermark"]
         settings.scheduler_reserve_full_isl = engine["scheduler_reserve_full_isl"]
         settings.async_scheduling = engine.get("async_scheduling", False)
-        spec = FullAttentionSpec(
-            block_size=engine["block_size"], num_kv_heads=2, head_size=32, dtype=torch.float32
-        )
+        spec = FullAttentionSpec(block_size=engine["block_size"], num_kv_heads=2, head_size=32, dtype=torch.float32)
         return (AsyncScheduler if settings.async_scheduling else Scheduler)(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(

@@ -35,7 +35,9 @@ class TestConfig:
             ("vllm_version", "0.23", "one of 0.24, 0.25"),
         ],
     )
-    def test_a_refusal_names_the_field_the_value_and_what_is_allowed(self, field: str, value: Any, allowed: str) -> None:
+    def test_a_refusal_names_the_field_the_value_and_what_is_allowed(
+        self, field: str, value: Any, allowed: str
+    ) -> None:
         with pytest.raises(ValueError, match=f"{field}={value!r} is not possible: it must be {allowed}"):
             EngineConfig(**{**REQUIRED, field: value})
 
@@ -170,7 +172,9 @@ class TestVersions:
         assert engine.advance(until_step=9) == [TokenRun("a", 0, num_tokens, reason)]
 
     def test_min_tokens_that_would_never_end_are_refused_up_to_0_28(self) -> None:
-        with pytest.raises(ValueError, match=r"min_tokens=5 is not possible: it must be at most 4, or vLLM 0\.28 never"):
+        with pytest.raises(
+            ValueError, match=r"min_tokens=5 is not possible: it must be at most 4, or vLLM 0\.28 never"
+        ):
             add(make_engine(vllm_version="0.28"), "a", 60, min_tokens=5)
         add(make_engine(vllm_version="0.29"), "a", 60, min_tokens=5)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sim.engine import Engine
 from sim.engine.kv_cache import ROOT_HASH, hash_block
 from tests.engine.make import add, make_engine
 
@@ -58,7 +59,7 @@ class TestPrefixCache:
 class TestEviction:
     """A pool of 5 blocks. p leaves two cached blocks behind, q one more, and both a nameless one that goes first."""
 
-    def left_behind(self) -> "object":
+    def left_behind(self) -> Engine:
         engine = make_engine(num_gpu_blocks=6)
         add(engine, "p", 0, max_tokens=1, prompt_token_ids=range(100, 109))
         add(engine, "q", 0, max_tokens=1, prompt_token_ids=range(200, 205))

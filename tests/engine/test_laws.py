@@ -116,4 +116,3 @@ def test_stuck_is_said_of_those_that_cannot_finish_and_of_no_other(scenario: Sce
     else:
         assert engine.stuck is not None
         assert engine.steps_done < 50_000
-

@@ -1,6 +1,6 @@
 """The rules of a step, one by one, each with the smallest example that shows it.
 
-Most examples were first run on vLLM 0.32; with vLLM installed, tests/conformance/test_live.py holds every rule against it.
+Whether the rules are vLLM's is not judged here but in test_conformance.py and tests/conformance/test_live.py.
 """
 
 import pytest

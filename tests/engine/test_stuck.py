@@ -25,7 +25,8 @@ def test_a_prompt_over_the_budget_without_chunked_prefill() -> None:
     engine = make_engine(enable_chunked_prefill=False, max_num_batched_tokens=16)
     add(engine, "a", 20)
     assert engine.run().stuck == (
-        "request 'a' at the head of the queue needs 20 tokens in one step, as chunked prefill is off, and the budget is 16"
+        "request 'a' at the head of the queue needs 20 tokens in one step, as chunked prefill is off,"
+        " and the budget is 16"
     )
 
 
