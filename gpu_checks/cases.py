@@ -108,9 +108,7 @@ def own_cases() -> Iterable[KeptCase]:
         {DEFERRED: ["B1"], PINNED: clean},
     )
     yield KeptCase("few-tokens", Case(Budget(4, 3, 64), (Session(1),), aborts_after(2)), {DEFERRED: ["B1"]})
-    yield KeptCase(
-        "aborted-as-sent", Case(BUDGET, (Session(16),), (AbortAll(AfterSent(0, 1), 0),)), {PINNED: clean}
-    )
+    yield KeptCase("aborted-as-sent", Case(BUDGET, (Session(16),), (AbortAll(AfterSent(0, 1), 0),)), {PINNED: clean})
     yield KeptCase(
         "stops-by-itself",
         Case(BUDGET, (Session(16, turns=(Turn(1), Turn(200), Turn(300))),), aborts_after(100, 300)),
@@ -136,7 +134,9 @@ def own_cases() -> Iterable[KeptCase]:
         ),
         {PINNED: clean},
     )
-    yield KeptCase("full-context", Case(Budget(64, 256, max_model_len=128), (Session(100), Session(128))), {PINNED: clean})
+    yield KeptCase(
+        "full-context", Case(Budget(64, 256, max_model_len=128), (Session(100), Session(128))), {PINNED: clean}
+    )
     yield KeptCase(
         "no-partial-rollout",
         Case(BUDGET, (Session(16),), aborts_after(62), partial_rollout=False),

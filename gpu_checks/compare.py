@@ -38,9 +38,7 @@ def _figures(case: Case, trace: Trace, answers: Mapping[RequestKey, Answer]) -> 
     yield "verdicts", verdicts(case, trace)
 
 
-def _of_attempt(
-    where: str, attempt: Attempt, answers: Mapping[RequestKey, Answer]
-) -> Iterator[tuple[str, Any]]:
+def _of_attempt(where: str, attempt: Attempt, answers: Mapping[RequestKey, Answer]) -> Iterator[tuple[str, Any]]:
     sent, grant = attempt.sent, attempt.grant
     yield f"{where}: replica", sent.replica
     yield f"{where}: prompt tokens", sent.prompt_tokens

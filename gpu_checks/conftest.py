@@ -5,6 +5,7 @@ Without vLLM every check is skipped, with one line that says what to install. Wi
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--gpu-memory-utilization", type=float, help="share of the GPU's memory that an engine may take")
     group.addoption("--replicas", type=int, default=2, help="the most engines at a time (default: 2)")
     group.addoption(
-        "--case", nargs="+", action="extend", default=[], metavar="PATH", help="case files and folders to replay instead of the kept ones"
+        "--case",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="PATH",
+        help="case files and folders to replay instead of the kept ones",
     )
     group.addoption("--full-size", action="store_true", help="also the cases that decode thousands of tokens")
     group.addoption("--results", metavar="FILE", help="write the replays as JSON")
     group.addoption(
         "--speed", type=float, default=DEFAULT_SPEED, help=f"how much shorter waits are (default: {DEFAULT_SPEED:g})"
     )
-    group.addoption("--verl", action="append", default=[], metavar="DIR", help="a folder with verl unpacked or installed")
+    group.addoption(
+        "--verl", action="append", default=[], metavar="DIR", help="a folder with verl unpacked or installed"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -82,6 +90,15 @@ def suts_of(kept: KeptCase) -> list[str]:
     return list(kept.expected) or ["reference:deferred", "reference:pinned"]
 
 
+@contextmanager
+def _explained() -> Iterator[None]:
+    """A vLLM that is there and cannot be used is a failure that says why, once."""
+    try:
+        yield
+    except Exception as error:
+        pytest.fail(f"vLLM is installed and does not start: {type(error).__name__}: {error}", pytrace=False)
+
+
 @pytest.fixture(scope="session")
 def engines(pytestconfig: pytest.Config) -> Iterator[RealEngines]:
     """The session's engines; the first one is up."""
@@ -95,15 +112,12 @@ def engines(pytestconfig: pytest.Config) -> Iterator[RealEngines]:
         extra,
         pytestconfig.getoption("--replicas"),
     )
-    prepare_environment()
     loop = RealLoop(pytestconfig.getoption("--speed"))
     with tiny_model() as folder:
         made = RealEngines(settings, folder, loop)
-        try:
+        with _explained():
+            prepare_environment()
             made.take(1)
-        except BaseException as error:
-            made.close()
-            pytest.fail(f"vLLM is installed and does not start: {type(error).__name__}: {error}", pytrace=False)
         pytestconfig.stash[PLATFORM] = made.platform
         yield made
         made.close()
@@ -113,9 +127,11 @@ def engines(pytestconfig: pytest.Config) -> Iterator[RealEngines]:
 @pytest.fixture(scope="session")
 def schedules() -> Iterator[Callable[[Load], Schedule]]:
     """Schedules of the real engine in this process, each made once."""
-    prepare_environment()
     made: dict[str, Schedule] = {}
-    with tiny_model() as folder, real_core(folder) as core:
+    with ExitStack() as stack:
+        with _explained():
+            prepare_environment()
+            core = stack.enter_context(real_core(stack.enter_context(tiny_model())))
 
         def of(load: Load) -> Schedule:
             if load.name not in made:

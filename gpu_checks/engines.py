@@ -174,9 +174,10 @@ class RealEngines:
         return self._engines[:count]
 
     def _start(self) -> Any:
-        from gpu_checks.processors import PROCESSORS
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
+
+        from gpu_checks.processors import PROCESSORS
 
         args = engine_args(self.settings, self._model_folder)
         args["logits_processors"] = [*args.get("logits_processors", ()), *PROCESSORS]

@@ -280,9 +280,7 @@ class RealRolloutServer:
 
     # What trainers call
 
-    async def abort_all_requests(
-        self, reset_prefix_cache: bool = True, reject_request: bool = False
-    ) -> dict[str, Any]:
+    async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
         """Closes the gate, ends every request with what it has, and pauses the engine until `resume_generation`."""
         if self.settings.submission_gate:
             self._gate_closed = True

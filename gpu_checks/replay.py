@@ -98,9 +98,7 @@ def run_on_vllm(case: Case, sut: Sut, engines: RealEngines) -> RealRun:
     return RealRun(case, sut, trace, world.points, figures(case, trace, world.answers))
 
 
-def simulate_again(real: RealRun, sut: Sut | None = None, make_world: RAN = ("reproduced", "missed")
-
-MakeLedWorld = LedWorld) -> str | None:
+def simulate_again(real: RealRun, sut: Sut | None = None, make_world: MakeLedWorld = LedWorld) -> str | None:
     """The first difference between a real run and its simulation at the observed points; None where there is none.
 
     `sut` and `make_world` are there to plant a wrong fake.

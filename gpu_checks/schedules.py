@@ -44,9 +44,7 @@ class _Writer:
         self.events: list[tuple[int, str, dict[str, Any]]] = []
         self._requests = 0
 
-    def add(
-        self, step: int, name: str, prompt: list[int], max_tokens: int, stop_at: int | None = None
-    ) -> None:
+    def add(self, step: int, name: str, prompt: list[int], max_tokens: int, stop_at: int | None = None) -> None:
         base = _FIRST_OUTPUT + _OUTPUTS_APART * self._requests
         assert base + _OUTPUTS_APART <= TINY_MODEL["vocab_size"]
         assert max_tokens <= _OUTPUTS_APART
@@ -170,7 +168,9 @@ class RealCore:
         def watched(*args: Any, **kwargs: Any) -> Any:
             output = schedule(*args, **kwargs)
             step["scheduled"] = dict(output.num_scheduled_tokens)
-            step["cached"] = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs if self._is_new(new)}
+            step["cached"] = {
+                new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs if self._is_new(new)
+            }
             step["preempted"] = sorted(output.preempted_req_ids or ())
             step["running"] = [request.request_id for request in self._scheduler.running]
             step["waiting"] = [request.request_id for request in self._scheduler.waiting]
@@ -199,10 +199,11 @@ class RealCore:
 @contextmanager
 def real_core(model_folder: str) -> Iterator[RealCore]:
     """An engine core in this process, with the tiny model and a pool of `SETTINGS`."""
-    from gpu_checks.processors import PROCESSORS
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.abstract import Executor
+
+    from gpu_checks.processors import PROCESSORS
 
     settings = dict(SETTINGS)
     args = EngineArgs(

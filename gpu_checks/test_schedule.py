@@ -24,7 +24,11 @@ def test_loads_do_what_they_are_called(schedules: Schedules) -> None:
     assert schedules(FIXED["shared prefix"]).cached_tokens > 0
     assert schedules(FIXED["more requests than seats"]).most_running == SETTINGS["max_num_seqs"]
     assert schedules(FIXED["stops: first token, last token, beyond"]).finish_reasons == {"stop", "length"}
-    answers = [answer for *_, kind, _, answer in schedules(FIXED["cache reset under running requests"]).happened if kind == "reset"]
+    answers = [
+        answer
+        for *_, kind, _, answer in schedules(FIXED["cache reset under running requests"]).happened
+        if kind == "reset"
+    ]
     assert answers == [False, True]
 
 

@@ -1,6 +1,6 @@
 """Runs the checks and writes what came of them into RESULTS.md, one section for each device and vLLM.
 
-    python -m gpu_checks.write_results [options of pytest gpu_checks]
+python -m gpu_checks.write_results [options of pytest gpu_checks]
 """
 
 import datetime
@@ -37,7 +37,11 @@ def section(data: dict[str, Any], date: datetime.date, options: list[str]) -> st
     for name, counts in sorted(data["checks"].items()):
         cells = [str(counts.get(outcome, 0)) for outcome in ("passed", "failed", "skipped")]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += ["", "| case | SUT | result | violated | decoded | attempts | past trigger | |", "|---|---|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| case | SUT | result | violated | decoded | attempts | past trigger | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for case in data["cases"]:
         ran = case["verdict"] in ("reproduced", "missed")
         figures = (case["decoded_tokens"], case["attempts"], case["overshoot_tokens"]) if ran else ("", "", "")
