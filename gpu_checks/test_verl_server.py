@@ -64,7 +64,8 @@ class WatchedEngine:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "verl" in metafunc.fixturenames:
         folders = metafunc.config.getoption("--verl")
-        metafunc.parametrize("verl", folders or [None], indirect=True, scope="module")
+        names = [Path(folder).name for folder in folders] or ["installed"]
+        metafunc.parametrize("verl", folders or [None], indirect=True, scope="module", ids=names)
 
 
 @pytest.fixture(scope="module")
