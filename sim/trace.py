@@ -378,7 +378,16 @@ class Trace:
 
     def digest(self) -> str:
         """A hash of every event: equal for equal runs, in any process."""
-        return hashlib.blake2b(msgspec.msgpack.encode(self.events), digest_size=16).hexdigest()
+        try:
+            packed = msgspec.msgpack.encode(self.events, enc_hook=_packed)
+        except OverflowError:  # a client made an integer of more than 64 bits
+            packed = msgspec.json.encode(self.events, enc_hook=_packed)
+        return hashlib.blake2b(packed, digest_size=16).hexdigest()
+
+
+def _packed(value: Any) -> Any:
+    """What a client put where plain data was due: a numpy number as its value, anything else as its type."""
+    return value.item() if hasattr(value, "item") else type(value).__qualname__
 
 
 def ids_as_runs(ids: list[int]) -> Ids:
