@@ -380,7 +380,11 @@ class Trace:
 
     def digest(self) -> str:
         """A hash of every event: equal for equal runs, in any process."""
-        return hashlib.blake2b(_encoder.encode(self.events), digest_size=16).hexdigest()
+        try:
+            packed = _encoder.encode(self.events)
+        except OverflowError:  # a client made an integer of more than 64 bits
+            packed = msgspec.json.encode(self.events, enc_hook=_plain)
+        return hashlib.blake2b(packed, digest_size=16).hexdigest()
 
 
 def _plain(value: Any) -> Any:

@@ -41,6 +41,7 @@ from sim.trace import (
     without_addresses,
 )
 from sim.transport import BalancerHandle, ServerHandle, TurnInProgress, Wire, copied, current_turn
+from sim.watchdog import Blocked, watched
 
 REST = "rest"
 """Kind of the balancer's last entry in the trace: its counts when all is over."""
@@ -224,6 +225,8 @@ class World:
         self.sut = sut
         self.trace = Trace(len(case.sessions))
         self.deviations: tuple[Deviation, ...] = ()
+        self.steps = 0
+        """Callbacks that ran: what the run cost, the same on any machine."""
         self._loop = self._make_loop()
         self._balancer: BalancerHandle | None = None
 
@@ -232,7 +235,7 @@ class World:
         loop, trace = self._loop, self.trace
         loop.set_exception_handler(self._unhandled)
         try:
-            with tamed(loop, self.case.seed), _log_tap.tapped(self._heard):
+            with watched(), tamed(loop, self.case.seed), _log_tap.tapped(self._heard):
                 try:
                     loop.run_until_complete(self._main())
                     loop.run_until_idle()
@@ -244,8 +247,12 @@ class World:
                     trace.seal(WorldEnded(loop.now_ns, "horizon"))
                 except StepCap as cap:
                     trace.seal(WorldEnded(loop.now_ns, "livelock", (("", str(cap)),)))
-                self.deviations = loop.deviations
+                self.deviations, self.steps = loop.deviations, loop.steps
                 loop.close()
+        except Blocked as blocked:
+            raise SutError(f"SUT {self.sut.name!r} {blocked}") from None
+        except SystemExit as left:
+            raise SutError(f"SUT {self.sut.name!r} called sys.exit({left.code!r})") from left
         finally:
             loop.close()
         return trace
@@ -337,9 +344,9 @@ class World:
         context = Context(_client_config(self.case), servers, make_balancer, default_balancer)
         try:
             client = self.sut.factory(context)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise SutError(f"the factory of SUT {self.sut.name!r} raised {type(error).__name__}: {error}") from error
-        if isinstance(client, tuple):
+        if isinstance(client, tuple) and len(client) == 2:
             client, balancer = client
             if isinstance(balancer, BalancerHandle):
                 self._balancer = balancer
