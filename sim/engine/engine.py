@@ -228,7 +228,7 @@ class Engine:
     @property
     def weight_version(self) -> int:
         """Version of the weights that compute from now on. It changes no schedule; KV remembers its version."""
-        return self._scheduler.kv_cache_manager.weight_version
+        return self._scheduler.kv_cache_manager.prefix_cache.weight_version
 
     @weight_version.setter
     def weight_version(self, weight_version: int) -> None:

@@ -35,11 +35,14 @@ def stays_out(scheduler: Scheduler) -> bool:
     token_budget = scheduler.config.max_num_batched_tokens - len(scheduler.decodes)
     if token_budget == 0 or len(scheduler.running) == scheduler.config.max_num_seqs:
         return True
-    if scheduler.kv_cache_manager.enable_caching:
-        return False
-    head = scheduler.waiting.peek()
+    head, kv_cache = scheduler.waiting.peek(), scheduler.kv_cache_manager
     hits, num_new_tokens = scheduler.first_chunk(head, token_budget, scheduler.prefill_cap_tokens())
+    if kv_cache.may_hit_more(head, hits):
+        return False
     if num_new_tokens > token_budget:
         return True
-    kv_cache = scheduler.kv_cache_manager
+    # Free blocks only fall. What the head asks for falls no faster, if at all: a hit that is evicted has to be computed, or a copy
+    # of it that somebody holds takes its place. Only where it asks for no more than its first chunk, losing one hit may cost it many.
+    if not kv_cache.reserve_full_isl and not all(hit.run.holders for hit in hits):
+        return False
     return kv_cache.admission_blocks(head, hits, num_new_tokens, keep_watermark=True) > kv_cache.free_blocks

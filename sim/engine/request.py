@@ -2,12 +2,8 @@
 
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
-
-if TYPE_CHECKING:
-    from sim.engine.kv_cache import Block
 
 NOT_STEADY = -1
 
@@ -48,12 +44,12 @@ class Request:
 
     __slots__ = (
         "arrival_time",
-        "block_hashes",
-        "blocks",
+        "chains",
         "final_output_tokens",
         "finish_reason",
         "kv_weight_version",
         "max_tokens",
+        "num_cached_blocks",
         "num_computed_tokens",
         "num_delivered_tokens",
         "num_output_placeholders",
@@ -91,9 +87,10 @@ class Request:
         """Position in the running list, which is in order of admission."""
         self.steady_since = NOT_STEADY
 
-        self.blocks: list[Block] = []
-        """Its full blocks that the prefix cache knows; the rest of what it holds are nameless."""
-        self.block_hashes: list[int] = []
+        self.num_cached_blocks = 0
+        """Of the blocks it holds, the first, full ones, which the prefix cache knows; the rest are nameless."""
+        self.chains: list[tuple[int, int]] = []
+        """Names of its content, once the prefix cache needed them."""
         self.kv_weight_version = 0
         """Oldest weight version among the KV it holds."""
         self.open_block_weight_version: int | None = None

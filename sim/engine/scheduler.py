@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from sim.engine.config import EngineConfig
-from sim.engine.decodes import Decodes
-from sim.engine.kv_cache import Block, KVCacheManager
+from sim.engine.decodes import EVERYBODY, NOBODY, Decodes
+from sim.engine.kv_cache import KVCacheManager
+from sim.engine.prefix_cache import Hit
 from sim.engine.request import NOT_STEADY, Request, RequestStatus
 from sim.engine.request_queue import create_request_queue
 
@@ -79,7 +80,8 @@ class Scheduler:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.version_rules = config.version_rules
-        self.kv_cache_manager = KVCacheManager(config)
+        self.decodes = Decodes(config.block_size)
+        self.kv_cache_manager = KVCacheManager(config, self.decodes)
         self.pause_state = PauseState.UNPAUSED
 
         self.requests: dict[str, Request] = {}
@@ -87,7 +89,6 @@ class Scheduler:
         self.waiting = create_request_queue(config.scheduling_policy)
         self.running: dict[Request, None] = {}
         """In order of admission. Each is either steady or in singles."""
-        self.decodes = Decodes(config.block_size)
         self.singles: dict[Request, None] = {}
         """Running requests that are scheduled one by one: prefills, decodes that missed a step and, under async
         scheduling, all."""
@@ -124,11 +125,13 @@ class Scheduler:
 
     def set_weight_version(self, weight_version: int) -> None:
         """Compute with other weights from now on."""
-        if weight_version != self.kv_cache_manager.weight_version:
+        prefix_cache = self.kv_cache_manager.prefix_cache
+        if weight_version != prefix_cache.weight_version:
+            prefix_cache.settle()
             for request in self.running:
                 num_tokens = request.num_computed_tokens + self.decodes.progress(request)
                 self.kv_cache_manager.mark_open_block(request, num_tokens)
-            self.kv_cache_manager.weight_version = weight_version
+            prefix_cache.weight_version = weight_version
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step could do anything, as far as the pause state is concerned."""
@@ -145,7 +148,17 @@ class Scheduler:
         if request.steady_since == NOT_STEADY:
             self.singles.pop(request, None)
         else:
-            self.decodes.leave(request)
+            self._leave_steady(request)
+
+    def _join_steady(self, request: Request) -> None:
+        self.decodes.join(request)
+        if self.kv_cache_manager.enable_caching:
+            self.kv_cache_manager.prefix_cache.start_growing(request)
+
+    def _leave_steady(self, request: Request) -> None:
+        if self.kv_cache_manager.enable_caching:
+            self.kv_cache_manager.prefix_cache.stop_growing(request)
+        self.decodes.leave(request)
 
     def _put_back(self, request: Request) -> None:
         """A preempted request loses all its blocks and waits at the front, to compute everything again."""
@@ -184,7 +197,7 @@ class Scheduler:
 
     def update_from_output(self, output: SchedulerOutput) -> list[Request]:
         """Append what the model sampled in a step; returns the requests that this finished, in running order."""
-        finished = self.decodes.advance(1, len(self.decodes.needing_block())) if output.num_decodes else []
+        finished = self._pass_ticks(1, len(self.decodes.needing_block())) if output.num_decodes else []
         for request in output.sampled:
             if request.status is RequestStatus.FINISHED:
                 continue  # aborted, or stopped by the token before, while this one was in flight
@@ -197,7 +210,8 @@ class Scheduler:
                 finished.append(request)
             elif not self.config.async_scheduling:
                 del self.singles[request]
-                self.decodes.join(request)
+                self._join_steady(request)
+        self.decodes.served_to = NOBODY
         finished.sort(key=_running_order)
         for request in finished:
             self.finish_request(request)
@@ -205,19 +219,16 @@ class Scheduler:
 
     def leap(self, num_steps: int, num_blocks: int) -> None:
         """Take steps that do nothing but decode (see `sim.engine.leap`) and need so many blocks."""
-        kv_cache, decodes = self.kv_cache_manager, self.decodes
-        if not kv_cache.enable_caching:
-            kv_cache.take(num_blocks)
-            finished = decodes.advance(num_steps, num_blocks)
-            assert not finished, "leapt over a finish"
-            return
-        for _ in range(num_steps):
-            num_needing = len(decodes.needing_block())
-            kv_cache.take(num_needing)
-            for request in sorted(decodes.filling_block(), key=_running_order):
-                self._cache_filled_block(request)
-            finished = decodes.advance(1, num_needing)
-            assert not finished, "leapt over a finish"
+        self.kv_cache_manager.take(num_blocks)
+        finished = self._pass_ticks(num_steps, num_blocks)
+        assert not finished, "leapt over a finish"
+
+    def _pass_ticks(self, num_ticks: int, num_blocks: int) -> list[Request]:
+        finished = self.decodes.advance(num_ticks, num_blocks)
+        if self.kv_cache_manager.enable_caching:
+            for request in finished:
+                self.kv_cache_manager.prefix_cache.stop_growing(request)
+        return finished
 
     def prefill_cap_tokens(self) -> int:
         """Tokens that one request may get in this step. A prefill that is alone has nobody to hold up."""
@@ -236,32 +247,25 @@ class Scheduler:
             for request in list(decodes):
                 self._make_single(request)
 
+        output.token_budget -= len(decodes)
         num_needing = len(decodes.needing_block())
         if not self.singles and num_needing <= kv_cache.free_blocks:
             kv_cache.take(num_needing)
-            if kv_cache.enable_caching:
-                for request in sorted(decodes.filling_block(), key=_running_order):
-                    self._cache_filled_block(request)
-            output.token_budget -= len(decodes)
-            return
-
-        in_doubt = {*self.singles, *decodes.needing_block()}
-        if kv_cache.enable_caching:
-            # Of two equal blocks a lookup finds the one cached first, so that order matters too.
-            in_doubt.update(decodes.filling_block())
-        output.token_budget -= len(decodes)
-        for request in sorted(in_doubt, key=_running_order):
-            if request.status is not RequestStatus.RUNNING:
-                continue  # preempted for another
-            if request.steady_since != NOT_STEADY:
-                served = self._schedule_steady(request, output)
-            elif output.token_budget == 0:
-                break
-            else:
-                served = self._schedule_single(request, output, prefill_cap_tokens)
-            if not served:
-                self._hold_back_after(request, output)
-                break
+        else:
+            for request in sorted({*self.singles, *decodes.needing_block()}, key=_running_order):
+                if request.status is not RequestStatus.RUNNING:
+                    continue  # preempted for another
+                decodes.served_to = request.running_order - 1
+                if request.steady_since != NOT_STEADY:
+                    served = self._schedule_steady(request, output)
+                elif output.token_budget == 0:
+                    break
+                else:
+                    served = self._schedule_single(request, output, prefill_cap_tokens)
+                if not served:
+                    self._hold_back_after(request, output)
+                    break
+        decodes.served_to = EVERYBODY
 
     def _budget_may_run_out(self, output: SchedulerOutput, prefill_cap_tokens: int) -> bool:
         """Whether one request may get fewer tokens than it wants while others come after it. vLLM refuses to start
@@ -275,12 +279,9 @@ class Scheduler:
         return wanted_tokens > output.token_budget
 
     def _schedule_steady(self, request: Request, output: SchedulerOutput) -> bool:
-        if request in self.decodes.needing_block():
-            if not self._make_room(1, request, output):
-                return False
-            self.kv_cache_manager.take(1)
-        if self.kv_cache_manager.enable_caching and request in self.decodes.filling_block():
-            self._cache_filled_block(request)
+        if not self._make_room(1, request, output):
+            return False
+        self.kv_cache_manager.take(1)
         return True
 
     def _schedule_single(self, request: Request, output: SchedulerOutput, prefill_cap_tokens: int) -> bool:
@@ -344,12 +345,8 @@ class Scheduler:
                 output.token_budget += 1
 
     def _make_single(self, request: Request) -> None:
-        self.decodes.leave(request)
+        self._leave_steady(request)
         self.singles[request] = None
-
-    def _cache_filled_block(self, request: Request) -> None:
-        num_tokens = request.num_computed_tokens + self.decodes.progress(request) + 1
-        self.kv_cache_manager.cache_blocks(request, num_tokens)
 
     def _missing_tokens(self, request: Request) -> int:
         return request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
@@ -390,20 +387,20 @@ class Scheduler:
             self.singles[request] = None
             self._num_admissions += 1
             request.running_order = self._num_admissions
-            num_cached_tokens = len(hits) * self.config.block_size
+            num_cached_tokens = kv_cache.num_hit_tokens(hits)
             if request.status is RequestStatus.WAITING:
                 output.cached_tokens[request] = num_cached_tokens
-            if request.kv_weight_version < kv_cache.weight_version:
+            if request.kv_weight_version < kv_cache.prefix_cache.weight_version:
                 output.stale_cached_tokens[request] = kv_cache.num_stale_tokens(hits)
             request.status = RequestStatus.RUNNING
             request.num_computed_tokens = num_cached_tokens
             self._grant(request, num_new_tokens, output)
 
-    def first_chunk(self, request: Request, token_budget: int, prefill_cap_tokens: int) -> tuple[Sequence[Block], int]:
+    def first_chunk(self, request: Request, token_budget: int, prefill_cap_tokens: int) -> tuple[Sequence[Hit], int]:
         """The cached blocks that a waiting request would start with and the tokens that it would compute first. With
         chunked prefill off these may be more than the budget, and then it has to wait."""
         hits = self.kv_cache_manager.get_computed_blocks(request)
-        num_new_tokens = min(request.num_tokens - len(hits) * self.config.block_size, prefill_cap_tokens)
+        num_new_tokens = min(request.num_tokens - self.kv_cache_manager.num_hit_tokens(hits), prefill_cap_tokens)
         if self.config.enable_chunked_prefill:
             num_new_tokens = min(num_new_tokens, token_budget)
         return hits, num_new_tokens
@@ -425,7 +422,7 @@ class Scheduler:
     def blocks_are_conserved(self) -> bool:
         """The blocks that are free and those that running requests hold are all there are."""
         kv_cache = self.kv_cache_manager
-        held_blocks = self.decodes.num_blocks - kv_cache.num_shared_references
+        held_blocks = self.decodes.num_blocks - kv_cache.prefix_cache.num_shared_references
         for request in self.singles:
             held_blocks += kv_cache.num_blocks(request.num_computed_tokens)
         return held_blocks + kv_cache.free_blocks == kv_cache.usable_blocks
