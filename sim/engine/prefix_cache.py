@@ -295,7 +295,8 @@ class PrefixCache:
 
     def _cut(self, run: Run, position: int) -> Run:
         """Make two runs of one; returns the upper, the other keeps being run."""
-        assert run.chain is not None and run.start < position < run.end, "cut outside"
+        assert run.chain is not None, "cut the ends of the queue"
+        assert run.start < position < run.end, "cut outside"
         upper = Run(run.chain, position, run.end, run.weight_version)
         upper.holders.update(run.holders)
         run.end = position
@@ -322,7 +323,7 @@ def _first_cached(chain: Chain, position: int, end: int) -> Hit | None:
     return None
 
 
-def _chains(request: Request, block_size: int) -> list[tuple[int, int]]:
+def _chains(request: Request, block_size: int) -> Sequence[tuple[int, int]]:
     """The chains that a request runs through: the number of its first block in each, and the chain's name. The last
     goes on for ever, as an output does."""
     if not request.chains:

@@ -10,6 +10,8 @@ import enum
 from collections.abc import Sequence
 from operator import attrgetter
 
+import msgspec
+
 from sim.engine.config import EngineConfig
 from sim.engine.decodes import EVERYBODY, NOBODY, Decodes
 from sim.engine.kv_cache import KVCacheManager
@@ -28,48 +30,32 @@ class PauseState(enum.Enum):
     """Nothing is scheduled."""
 
 
-class SchedulerOutput:
+class SchedulerOutput(msgspec.Struct, eq=False):
     """What one call of `Scheduler.schedule` decided."""
 
-    __slots__ = (
-        "cached_tokens",
-        "num_decodes",
-        "num_kv_tokens",
-        "num_preemptions",
-        "num_prefill_tokens",
-        "num_running",
-        "outgrew_pool",
-        "preempted",
-        "sampled",
-        "scheduled",
-        "stale_cached_tokens",
-        "token_budget",
-    )
-
-    def __init__(self, token_budget: int) -> None:
-        self.token_budget = token_budget
-        """What is left of it."""
-        self.scheduled: dict[Request, int] = {}
-        """Tokens of each request that was scheduled one by one; every steady request has one token on top."""
-        self.sampled: dict[Request, None] = {}
-        """Those of scheduled that sample a token, as all they know is computed with this step."""
-        self.num_running = 0
-        self.num_decodes = 0
-        """Requests whose only token in this step is one they generated."""
-        self.num_prefill_tokens = 0
-        """All other tokens: of prompts, and of what is computed again after a preemption."""
-        self.num_kv_tokens = 0
-        """Tokens in the KV of all running requests, this step's included; where they share blocks, each counts."""
-        self.cached_tokens: dict[Request, int] = {}
-        """Tokens found in the prefix cache, of each request admitted for the first time."""
-        self.stale_cached_tokens: dict[Request, int] = {}
-        """Tokens found in the prefix cache, at any admission, that older weights than the present had computed."""
-        self.preempted: set[str] = set()
-        """Ids of those preempted in this step or, by a cache reset, since the one before."""
-        self.num_preemptions = 0
-        """In this step only."""
-        self.outgrew_pool: Request | None = None
-        """A request that ran alone and preempted itself: it needs more blocks than there are."""
+    token_budget: int
+    """What is left of it."""
+    scheduled: dict[Request, int] = {}
+    """Tokens of each request that was scheduled one by one; every steady request has one token on top."""
+    sampled: dict[Request, None] = {}
+    """Those of scheduled that sample a token, as all they know is computed with this step."""
+    num_running: int = 0
+    num_decodes: int = 0
+    """Requests whose only token in this step is one they generated."""
+    num_prefill_tokens: int = 0
+    """All other tokens: of prompts, and of what is computed again after a preemption."""
+    num_kv_tokens: int = 0
+    """Tokens in the KV of all running requests, this step's included; where they share blocks, each counts."""
+    cached_tokens: dict[Request, int] = {}
+    """Tokens found in the prefix cache, of each request admitted for the first time."""
+    stale_cached_tokens: dict[Request, int] = {}
+    """Tokens found in the prefix cache, at any admission, that older weights than the present had computed."""
+    preempted: set[str] = set()
+    """Ids of those preempted in this step or, by a cache reset, since the one before."""
+    num_preemptions: int = 0
+    """In this step only."""
+    outgrew_pool: Request | None = None
+    """A request that ran alone and preempted itself: it needs more blocks than there are."""
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -102,7 +88,7 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         assert request.request_id not in self.requests, "the id is live"
         self.requests[request.request_id] = request
-        self.waiting.add(request)
+        self.waiting.add_request(request)
 
     def finish_request(self, request: Request) -> None:
         """Take a request out, whatever its state. Its blocks are free at once."""
@@ -167,7 +153,7 @@ class Scheduler:
         self.num_preemptions += 1
         # What it sampled in the step in flight is still to come, but counts as output, not as a placeholder.
         request.num_output_placeholders = 0
-        self.waiting.prepend(request)
+        self.waiting.prepend_request(request)
 
     # --- one step -------------------------------------------------------------------------------------------------
 
@@ -217,11 +203,14 @@ class Scheduler:
             self.finish_request(request)
         return finished
 
-    def leap(self, num_steps: int, num_blocks: int) -> None:
-        """Take steps that do nothing but decode (see `sim.engine.leap`) and need so many blocks."""
+    def leap(self, num_steps: int, num_blocks: int) -> list[Request]:
+        """Take steps that schedule nothing but decodes (see `sim.engine.leap`) and need so many blocks; returns the
+        requests that the last of them finished, in running order."""
         self.kv_cache_manager.take(num_blocks)
         finished = self._pass_ticks(num_steps, num_blocks)
-        assert not finished, "leapt over a finish"
+        for request in finished:
+            self.finish_request(request)
+        return finished
 
     def _pass_ticks(self, num_ticks: int, num_blocks: int) -> list[Request]:
         finished = self.decodes.advance(num_ticks, num_blocks)
@@ -251,6 +240,8 @@ class Scheduler:
         num_needing = len(decodes.needing_block())
         if not self.singles and num_needing <= kv_cache.free_blocks:
             kv_cache.take(num_needing)
+        elif not self.singles and self.config.scheduling_policy == "fcfs":
+            self._preempt_for_steady(output)
         else:
             for request in sorted({*self.singles, *decodes.needing_block()}, key=_running_order):
                 if request.status is not RequestStatus.RUNNING:
@@ -266,6 +257,22 @@ class Scheduler:
                     self._hold_back_after(request, output)
                     break
         decodes.served_to = EVERYBODY
+
+    def _preempt_for_steady(self, output: SchedulerOutput) -> None:
+        """What the walk comes to if all are steady and the last is the victim: blocks go to those in front, and whoever
+        is preempted has had none."""
+        needing, kv_cache = self.decodes.needing_block(), self.kv_cache_manager
+        num_wanting = len(needing)
+        while num_wanting:
+            num_served = min(num_wanting, kv_cache.free_blocks)
+            kv_cache.take(num_served)
+            num_wanting -= num_served
+            if num_wanting:
+                victim = next(reversed(self.running))
+                num_wanting -= victim in needing
+                self._preempt(victim, victim, output)
+                if not self.running:
+                    output.outgrew_pool = victim
 
     def _budget_may_run_out(self, output: SchedulerOutput, prefill_cap_tokens: int) -> bool:
         """Whether one request may get fewer tokens than it wants while others come after it. vLLM refuses to start
@@ -375,14 +382,14 @@ class Scheduler:
         for _ in range(len(self.waiting)):
             if output.token_budget == 0 or len(self.running) == self.config.max_num_seqs:
                 break
-            request = self.waiting.peek()
+            request = self.waiting.peek_request()
             hits, num_new_tokens = self.first_chunk(request, output.token_budget, prefill_cap_tokens)
             if num_new_tokens > output.token_budget:
                 break
             if not kv_cache.admit(request, hits, num_new_tokens, keep_watermark=bool(self.running)):
                 break
 
-            self.waiting.pop()
+            self.waiting.pop_request()
             self.running[request] = None
             self.singles[request] = None
             self._num_admissions += 1

@@ -7,7 +7,7 @@ from sim.engine.request import Request
 
 def steady_request(request_id: str, num_tokens: int, num_more_tokens: int) -> Request:
     """It has sampled its first output token, and computed all before that."""
-    request = Request(
+    request = Request.from_engine_request(
         EngineRequest(request_id=request_id, prompt_token_ids=range(num_tokens - 1)), 1 + num_more_tokens, "length"
     )
     request.num_output_tokens, request.num_computed_tokens = 1, num_tokens - 1

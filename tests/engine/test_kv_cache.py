@@ -48,7 +48,7 @@ class TestPrefixCache:
     def test_ranges_lists_and_outputs_of_the_same_tokens_have_the_same_name(self) -> None:
         def names(prompt: Sequence[int], output_base: int = 900) -> list[tuple[int, int]]:
             request = EngineRequest(request_id="a", prompt_token_ids=prompt, output_base=output_base)
-            return name_chains(Request(request, 8, "length"), block_size=4)
+            return name_chains(Request.from_engine_request(request, 8, "length"), block_size=4)
 
         counting_up = names(range(500, 509))
         assert [first_block for first_block, _ in counting_up] == [0, 2]
