@@ -13,6 +13,7 @@ So a step asks only for the few requests of one phase and for those that finish,
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator
+from operator import attrgetter
 
 from sim.engine.request import NOT_STEADY, Request
 
@@ -102,16 +103,16 @@ class Decodes:
 
     def ticks_within(self, free_blocks: int, max_ticks: int) -> tuple[int, int]:
         """How many ticks, at most max_ticks, these free blocks are enough for, and how many of them that takes."""
-        block_size, by_phase, num_ticks, num_blocks = self.block_size, self._by_phase, 0, 0
+        block_size, num_ticks, num_blocks = self.block_size, 0, 0
         if free_blocks >= self.num_requests and max_ticks >= block_size:
             # In block_size ticks each request takes one block, wherever they begin.
             rounds = min(free_blocks // self.num_requests, max_ticks // block_size)
             num_ticks, num_blocks = rounds * block_size, rounds * self.num_requests
-        for tick in range(self.tick + num_ticks, self.tick + max_ticks):
-            num_needed = num_blocks + len(by_phase[tick % block_size])
-            if num_needed > free_blocks:
-                break
-            num_blocks = num_needed
+        phase = self.tick % block_size
+        for needing in self._by_phase[phase:] + self._by_phase[:phase]:
+            num_blocks += len(needing)
+            if num_blocks > free_blocks or num_ticks == max_ticks:
+                return num_ticks, num_blocks - len(needing)
             num_ticks += 1
         return num_ticks, num_blocks
 
@@ -121,14 +122,14 @@ class Decodes:
             del self._by_finish_tick[heapq.heappop(self._finish_ticks)]
         return self._finish_ticks[0] - self.tick
 
-    def advance(self, num_ticks: int, num_blocks: int) -> list[Request]:
-        """Let ticks pass, in which they take blocks; returns those that the last finished, which have left, in
-        running order. No tick before the last may finish anybody."""
-        self.num_blocks += num_blocks
+    def advance(self, num_ticks: int, num_blocks: int) -> None:
+        """Let ticks pass, in which they take these blocks. To be followed by `finish`."""
         self.tick += num_ticks
+        self.num_blocks += num_blocks
         self.served_to = NOBODY
-        if not self._finish_ticks or self._finish_ticks[0] > self.tick:
-            return []
+
+    def finish(self) -> list[Request]:
+        """Those that the last tick finished, in running order; they have left."""
         finished: list[Request] = []
         while self._finish_ticks and self._finish_ticks[0] <= self.tick:
             finish_tick = heapq.heappop(self._finish_ticks)
@@ -139,7 +140,8 @@ class Decodes:
                 assert request.num_output_tokens == request.final_output_tokens, "finished at the wrong length"
             del self._by_finish_tick[finish_tick]
             finished += requests
-        finished.sort(key=lambda request: request.running_order)
+        if len(finished) > 1:
+            finished.sort(key=attrgetter("running_order"))
         return finished
 
     def _drop_empty_finish_ticks(self) -> None:

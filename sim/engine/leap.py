@@ -28,31 +28,37 @@ class Leap(msgspec.Struct, eq=False):
 def take_steps(scheduler: Scheduler, max_steps: int, *, stop_after_finish: bool) -> Leap:
     """Take steps, at most max_steps, until one of them might be other than this: all running requests are steady and
     stay so, except for those that finish, or that are preempted as the last in the list; and nobody is admitted."""
-    leap = Leap()
+    leap, decodes, kv_cache, waiting = Leap(), scheduler.decodes, scheduler.kv_cache_manager, scheduler.waiting
     if scheduler.async_or_unsteady():
         return leap
-    decodes, kv_cache = scheduler.decodes, scheduler.kv_cache_manager
-    while leap.num_steps < max_steps and decodes.num_requests:
-        if scheduler.waiting and not stays_out(scheduler):
+    num_steps = num_scheduled_tokens = 0
+    while num_steps < max_steps and decodes.num_requests:
+        if waiting and not stays_out(scheduler):
             break
-        max_ticks = min(max_steps - leap.num_steps, decodes.ticks_to_finish())
+        ticks_to_finish = decodes.ticks_to_finish()
+        max_ticks = min(max_steps - num_steps, ticks_to_finish)
         num_ticks, num_blocks = decodes.ticks_within(kv_cache.free_blocks, max_ticks)
         if num_ticks:
             kv_cache.take(num_blocks)
-        elif scheduler.is_fcfs and decodes.num_requests > 1:
-            leap.preempted += sorted([victim.request_id for victim in scheduler.preempt_for_steady()])
-            num_ticks, num_blocks = 1, len(decodes.needing_block())
-        else:
-            break
-        leap.num_steps += num_ticks
-        leap.num_decodes = decodes.num_requests
-        leap.num_scheduled_tokens += num_ticks * decodes.num_requests
-        leap.num_kv_tokens = decodes.num_kv_tokens + num_ticks * decodes.num_requests
-        finished = scheduler.leap(num_ticks, num_blocks)
-        if finished:
-            leap.finished += [(leap.num_steps, request) for request in finished]
-            if stop_after_finish:
+            decodes.advance(num_ticks, num_blocks)
+            num_scheduled_tokens += num_ticks * decodes.num_requests
+        if num_ticks < max_ticks:
+            # The next step is short of blocks. As there was no finish, whoever waits still stays out.
+            if not scheduler.is_fcfs or decodes.num_requests == 1:
+                num_steps += num_ticks
+                leap.num_decodes, leap.num_kv_tokens = decodes.num_requests, decodes.num_kv_tokens
                 break
+            leap.preempted += sorted([victim.request_id for victim in scheduler.preempt_for_steady()])
+            decodes.advance(1, len(decodes.needing_block()))
+            num_scheduled_tokens += decodes.num_requests
+            num_ticks += 1
+        num_steps += num_ticks
+        leap.num_decodes, leap.num_kv_tokens = decodes.num_requests, decodes.num_kv_tokens
+        if num_ticks == ticks_to_finish:
+            leap.finished += [(num_steps, request) for request in scheduler.finish_steady()]
+            if stop_after_finish and leap.finished:
+                break
+    leap.num_steps, leap.num_scheduled_tokens = num_steps, num_scheduled_tokens
     return leap
 
 

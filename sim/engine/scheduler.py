@@ -191,9 +191,16 @@ class Scheduler:
 
     def update_from_output(self, output: SchedulerOutput) -> list[Request]:
         """Append what the model sampled in a step; returns the requests that this finished, in running order."""
-        async_scheduling = self.config.async_scheduling
-        finished = self._pass_ticks(1, len(self.decodes.needing_block())) if output.num_decodes else []
+        decodes, async_scheduling = self.decodes, self.config.async_scheduling
+        finished: list[Request] = []
         joining: list[Request] = []
+        if output.num_decodes:
+            decodes.advance(1, len(decodes.needing_block()))
+            for request in decodes.finish():
+                if self.kv_cache_manager.enable_caching:
+                    self.kv_cache_manager.prefix_cache.stop_growing(request)
+                finished.append(request)
+        decodes.served_to = NOBODY
         for request in output.sampled:
             if request.status is RequestStatus.FINISHED:
                 continue  # aborted, or stopped by the token before, while this one was in flight
@@ -209,25 +216,19 @@ class Scheduler:
                 joining.append(request)
         if joining:
             self._join_steady(joining)
-        self.decodes.served_to = NOBODY
-        finished.sort(key=_running_order)
-        for request in finished:
-            self.finish_request(request)
-        return finished
-
-    def leap(self, num_steps: int, num_blocks: int) -> list[Request]:
-        """Take steps that schedule nothing but decodes (see `sim.engine.leap`), with these blocks at hand; returns the
-        requests that the last of them finished, in running order."""
-        finished = self._pass_ticks(num_steps, num_blocks)
-        for request in finished:
-            self.finish_request(request)
-        return finished
-
-    def _pass_ticks(self, num_ticks: int, num_blocks: int) -> list[Request]:
-        finished = self.decodes.advance(num_ticks, num_blocks)
-        if self.kv_cache_manager.enable_caching:
+        if finished:
+            finished.sort(key=_running_order)
             for request in finished:
+                self.finish_request(request)
+        return finished
+
+    def finish_steady(self) -> list[Request]:
+        """End a tick; returns the requests that it finished, in running order."""
+        finished = self.decodes.finish()
+        for request in finished:
+            if self.kv_cache_manager.enable_caching:
                 self.kv_cache_manager.prefix_cache.stop_growing(request)
+            self.finish_request(request)
         return finished
 
     def prefill_cap_tokens(self) -> int:
