@@ -32,9 +32,16 @@ def take_steps(scheduler: Scheduler, max_steps: int, *, stop_after_finish: bool)
     if scheduler.async_or_unsteady():
         return leap
     num_steps = num_scheduled_tokens = 0
+    may_admit = scheduler.pause_state is PauseState.UNPAUSED
+    # What a request asks for depends on nothing but its length.
+    one_price = kv_cache.reserve_full_isl and not kv_cache.enable_caching
     while num_steps < max_steps and decodes.num_requests:
-        if waiting and not stays_out(scheduler):
-            break
+        if waiting and may_admit:
+            head = waiting.peek_request()
+            if one_price and kv_cache.admission_blocks(head, (), 0, keep_watermark=True) > kv_cache.free_blocks:
+                pass  # free blocks only fall
+            elif not stays_out(scheduler):
+                break
         ticks_to_finish = decodes.ticks_to_finish()
         max_ticks = min(max_steps - num_steps, ticks_to_finish)
         num_ticks, num_blocks = decodes.ticks_within(kv_cache.free_blocks, max_ticks)
@@ -48,7 +55,8 @@ def take_steps(scheduler: Scheduler, max_steps: int, *, stop_after_finish: bool)
                 num_steps += num_ticks
                 leap.num_decodes, leap.num_kv_tokens = decodes.num_requests, decodes.num_kv_tokens
                 break
-            leap.preempted += sorted([victim.request_id for victim in scheduler.preempt_for_steady()])
+            victims = scheduler.preempt_for_steady()
+            leap.preempted += sorted([victim.request_id for victim in victims])
             decodes.advance(1, len(decodes.needing_block()))
             num_scheduled_tokens += decodes.num_requests
             num_ticks += 1
@@ -76,10 +84,6 @@ def stays_out(scheduler: Scheduler) -> bool:
     if not scheduler.waiting or scheduler.pause_state is not PauseState.UNPAUSED:
         return True
     kv_cache, head = scheduler.kv_cache_manager, scheduler.waiting.peek_request()
-    if kv_cache.reserve_full_isl and not kv_cache.enable_caching:
-        # The short way: free blocks only fall, and what the head asks for does not depend on anything.
-        if kv_cache.admission_blocks(head, (), 0, keep_watermark=True) > kv_cache.free_blocks:
-            return True
     token_budget = scheduler.config.max_num_batched_tokens - scheduler.decodes.num_requests
     if token_budget == 0 or len(scheduler.running) == scheduler.config.max_num_seqs:
         return True

@@ -286,7 +286,8 @@ class Scheduler:
             kv_cache.take(kv_cache.free_blocks)
             victim = next(reversed(self.running))
             num_wanting -= victim in needing
-            self._leave_running(victim)
+            del self.running[victim]
+            self._leave_steady(victim)
             self._put_back(victim)
             victims.append(victim)
         kv_cache.take(num_wanting)
@@ -397,8 +398,9 @@ class Scheduler:
     def _schedule_waiting(self, output: SchedulerOutput, prefill_cap_tokens: int) -> None:
         """Admit from the front of the queue. The first that cannot be admitted holds back all behind it."""
         kv_cache, waiting, running = self.kv_cache_manager, self.waiting, self.running
-        for _ in range(len(waiting)):
-            if output.token_budget == 0 or len(running) == self.config.max_num_seqs:
+        num_slots = self.config.max_num_seqs - len(running)
+        for _ in range(min(num_slots, len(waiting))):
+            if output.token_budget == 0:
                 break
             request = waiting.peek_request()
             hits, num_new_tokens = self.first_chunk(request, output.token_budget, prefill_cap_tokens)
@@ -408,17 +410,15 @@ class Scheduler:
                 break
 
             waiting.pop_request()
-            running[request] = None
-            self.singles[request] = None
-            self._num_admissions += 1
-            request.running_order = self._num_admissions
-            num_cached_tokens = kv_cache.num_hit_tokens(hits)
+            running[request] = self.singles[request] = None
+            self._num_admissions = request.running_order = self._num_admissions + 1
+            if hits:
+                request.num_computed_tokens = kv_cache.num_hit_tokens(hits)
+                if request.kv_weight_version < kv_cache.prefix_cache.weight_version:
+                    output.stale_cached_tokens[request] = kv_cache.num_stale_tokens(hits)
             if request.status is RequestStatus.WAITING:
-                output.cached_tokens[request] = num_cached_tokens
-            if request.kv_weight_version < kv_cache.prefix_cache.weight_version:
-                output.stale_cached_tokens[request] = kv_cache.num_stale_tokens(hits)
+                output.cached_tokens[request] = request.num_computed_tokens
             request.status = RequestStatus.RUNNING
-            request.num_computed_tokens = num_cached_tokens
             self._grant(request, num_new_tokens, output)
 
     def first_chunk(self, request: Request, token_budget: int, prefill_cap_tokens: int) -> tuple[Sequence[Hit], int]:
