@@ -370,7 +370,11 @@ class Engine:
                 self._finish_step[request.request_id] = self.steps_done + number
         self.steps_done += leap.num_steps
         self.scheduled_tokens += leap.num_scheduled_tokens
-        self._last = StepTotals(leap.num_decodes, 0, leap.num_decodes, leap.num_kv_tokens)
+        for request, num_tokens in leap.stale_cached_tokens:
+            self._add_stale(request, num_tokens)
+        self._last = StepTotals(
+            leap.num_decodes + leap.num_prefill_tokens, leap.num_prefill_tokens, leap.num_decodes, leap.num_kv_tokens
+        )
         assert self._scheduler.blocks_are_conserved(), "free and held blocks are not all there are"
 
     def _output_to_process(self, output: SchedulerOutput) -> SchedulerOutput | None:
@@ -386,14 +390,17 @@ class Engine:
         self.scheduled_tokens += output.num_scheduled_tokens
         self._last = output
         for request, num_tokens in output.stale_cached_tokens.items():
-            stale = self.stale_cached_tokens
-            stale[request.request_id] = stale.get(request.request_id, 0) + num_tokens
+            self._add_stale(request, num_tokens)
         if finished and self._finish_step is not None:
             self._finish_step.update((request.request_id, self.steps_done) for request in finished)
         if not output.num_scheduled_tokens and not any(flying.sampled for flying in self._in_flight):
             self.stuck = self._stuck_watch.look(output)
         assert self._scheduler.blocks_are_conserved(), "free and held blocks are not all there are"
         return finished
+
+    def _add_stale(self, request: Request, num_tokens: int) -> None:
+        stale = self.stale_cached_tokens
+        stale[request.request_id] = stale.get(request.request_id, 0) + num_tokens
 
     # --- delivery -------------------------------------------------------------------------------------------------
 

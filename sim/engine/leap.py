@@ -1,13 +1,16 @@
-"""Many steps at once, where nothing happens but decoding.
+"""Many steps at once, where little happens but decoding.
 
-Between two events (an admission, a finish, a preemption, the end of a prefill, something from outside) each step gives
-every running request one token, and all that changes is known ahead (see `sim.engine.decodes`). So only the next event
-has to be found. Where it cannot be told ahead there is no leap, and the next step is taken by itself.
+Between two events (an admission, a finish, a preemption, something from outside) each step gives every running request
+one token, and all that changes is known ahead (see `sim.engine.decodes`). So only the next event has to be found, and
+where it is one of the common ones it is let happen here as well, without a word about who got what. What this comes to
+is what `Scheduler.schedule` and `Scheduler.update_from_output` come to, and the tests compare the two. Whatever is less
+common is left to these: then there is no leap, and the next step is taken by itself.
 """
 
 import msgspec
 
-from sim.engine.request import Request
+from sim.engine.decodes import EVERYBODY
+from sim.engine.request import Request, RequestStatus
 from sim.engine.scheduler import PauseState, Scheduler
 
 
@@ -16,64 +19,142 @@ class Leap(msgspec.Struct, eq=False):
 
     num_steps: int = 0
     num_scheduled_tokens: int = 0
-    num_decodes: int = 0
-    """In the last of them."""
-    num_kv_tokens: int = 0
-    """After the last of them; as in `SchedulerOutput`."""
     finished: list[tuple[int, Request]] = []
     """Each with the number of the step, counted from 1."""
     preempted: list[str] = []
+    stale_cached_tokens: list[tuple[Request, int]] = []
+    """As in `SchedulerOutput`, as are the following, which are those of the last step."""
+    num_decodes: int = 0
+    num_prefill_tokens: int = 0
+    num_kv_tokens: int = 0
 
 
 def take_steps(scheduler: Scheduler, max_steps: int, *, stop_after_finish: bool) -> Leap:
-    """Take steps, at most max_steps, until one of them might be other than this: all running requests are steady and
-    stay so, except for those that finish, or that are preempted as the last in the list; and nobody is admitted."""
+    """Take steps, at most max_steps, up to the first that is to be taken by itself."""
     leap, decodes, kv_cache, waiting = Leap(), scheduler.decodes, scheduler.kv_cache_manager, scheduler.waiting
-    if scheduler.async_or_unsteady():
+    if scheduler.needs_a_look():
         return leap
-    num_steps = num_scheduled_tokens = 0
     may_admit = scheduler.pause_state is PauseState.UNPAUSED
     # What a request asks for depends on nothing but its length.
     one_price = kv_cache.reserve_full_isl and not kv_cache.enable_caching
-    while num_steps < max_steps and decodes.num_requests:
-        if waiting and may_admit:
-            head = waiting.peek_request()
-            if one_price and kv_cache.admission_blocks(head, (), 0, keep_watermark=True) > kv_cache.free_blocks:
-                pass  # free blocks only fall
-            elif not stays_out(scheduler):
+    while leap.num_steps < max_steps:
+        if scheduler.singles or (
+            waiting
+            and may_admit
+            and not (
+                one_price
+                and kv_cache.admission_blocks(waiting.peek_request(), (), 0, keep_watermark=True) > kv_cache.free_blocks
+            )
+            and not stays_out(scheduler)
+        ):
+            if not _prefill(scheduler, leap):
                 break
-        ticks_to_finish = decodes.ticks_to_finish()
-        max_ticks = min(max_steps - num_steps, ticks_to_finish)
-        num_ticks, num_blocks = decodes.ticks_within(kv_cache.free_blocks, max_ticks)
-        if num_ticks:
-            kv_cache.take(num_blocks)
-            decodes.advance(num_ticks, num_blocks)
-            num_scheduled_tokens += num_ticks * decodes.num_requests
-        if num_ticks < max_ticks:
-            # The next step is short of blocks. As there was no finish, whoever waits still stays out.
-            if not scheduler.is_fcfs or decodes.num_requests == 1:
-                num_steps += num_ticks
-                leap.num_decodes, leap.num_kv_tokens = decodes.num_requests, decodes.num_kv_tokens
-                break
-            victims = scheduler.preempt_for_steady()
-            leap.preempted += sorted([victim.request_id for victim in victims])
-            decodes.advance(1, len(decodes.needing_block()))
-            num_scheduled_tokens += decodes.num_requests
-            num_ticks += 1
-        num_steps += num_ticks
-        leap.num_decodes, leap.num_kv_tokens = decodes.num_requests, decodes.num_kv_tokens
-        if num_ticks == ticks_to_finish:
-            leap.finished += [(num_steps, request) for request in scheduler.finish_steady()]
-            if stop_after_finish and leap.finished:
-                break
-    leap.num_steps, leap.num_scheduled_tokens = num_steps, num_scheduled_tokens
+        elif not decodes.num_requests or not _decode(scheduler, leap, max_steps - leap.num_steps):
+            break
+        if stop_after_finish and leap.finished:
+            break
     return leap
+
+
+def _decode(scheduler: Scheduler, leap: Leap, max_steps: int) -> bool:
+    """Take steps in which all running requests are steady and nobody is admitted: up to one that finishes or preempts
+    somebody. False if there is none."""
+    decodes, kv_cache = scheduler.decodes, scheduler.kv_cache_manager
+    ticks_to_finish = decodes.ticks_to_finish()
+    max_ticks = min(max_steps, ticks_to_finish)
+    num_ticks, num_blocks = decodes.ticks_within(kv_cache.free_blocks, max_ticks)
+    if num_ticks:
+        kv_cache.take(num_blocks)
+        decodes.advance(num_ticks, num_blocks)
+        leap.num_scheduled_tokens += num_ticks * decodes.num_requests
+    if num_ticks < max_ticks and scheduler.is_fcfs and decodes.num_requests > 1:
+        # The next step is short of blocks, and one that preempts does not admit.
+        victims = scheduler.preempt_for_steady()
+        assert scheduler.running, "the last but one to be preempted leaves a block to the last"
+        leap.preempted += sorted([victim.request_id for victim in victims])
+        decodes.advance(1, len(decodes.needing_block()))
+        leap.num_scheduled_tokens += decodes.num_requests
+        num_ticks += 1
+    if not num_ticks:
+        return False
+    leap.num_steps += num_ticks
+    leap.num_decodes, leap.num_prefill_tokens, leap.num_kv_tokens = decodes.num_requests, 0, decodes.num_kv_tokens
+    if num_ticks == ticks_to_finish:
+        for request in scheduler.finish_steady():
+            leap.finished.append((leap.num_steps, request))
+    return True
+
+
+def _prefill(scheduler: Scheduler, leap: Leap) -> bool:
+    """Take a step that admits whom it can, while all running requests are steady but for the last, which may be in the
+    middle of its prefill. False, and nothing is done, if the step is not like that."""
+    decodes, kv_cache, singles = scheduler.decodes, scheduler.kv_cache_manager, scheduler.singles
+    if scheduler.config.long_prefill_token_threshold or len(singles) > 1:
+        return False
+    token_budget = scheduler.config.max_num_batched_tokens - decodes.num_requests
+    num_needed_blocks = num_needing = len(decodes.needing_block())
+    prefill, num_chunk_tokens = None, 0
+    if singles:
+        prefill = next(reversed(scheduler.running))
+        num_chunk_tokens = min(prefill.num_tokens - prefill.num_computed_tokens, token_budget)
+        num_needed_blocks += kv_cache.missing_blocks(prefill, num_chunk_tokens)
+        if prefill not in singles or num_chunk_tokens == 0:
+            return False
+    if num_needed_blocks > kv_cache.free_blocks:
+        return False
+
+    kv_cache.take(num_needing)
+    decodes.served_to = EVERYBODY
+    started = []
+    if prefill is not None:
+        kv_cache.allocate(prefill, num_chunk_tokens)
+        token_budget -= num_chunk_tokens
+        started.append((prefill, num_chunk_tokens))
+    if scheduler.pause_state is PauseState.UNPAUSED:
+        for request, hits, num_new_tokens in scheduler.admit_waiting(token_budget, scheduler.config.max_model_len):
+            if hits:
+                request.num_computed_tokens = kv_cache.num_hit_tokens(hits)
+                if request.kv_weight_version < kv_cache.prefix_cache.weight_version:
+                    leap.stale_cached_tokens.append((request, kv_cache.num_stale_tokens(hits)))
+            request.status = RequestStatus.RUNNING
+            started.append((request, num_new_tokens))
+    if not started and not decodes.num_requests:
+        return False
+
+    leap.num_steps += 1
+    decodes.advance(1, num_needing)
+    leap.num_decodes, leap.num_prefill_tokens, leap.num_kv_tokens = decodes.num_requests, 0, decodes.num_kv_tokens
+    finished, joining = decodes.num_requests and decodes.ticks_to_finish() == 0 and scheduler.finish_steady() or [], []
+    for request, num_new_tokens in started:
+        request.num_computed_tokens += num_new_tokens
+        leap.num_kv_tokens += request.num_computed_tokens
+        if num_new_tokens == 1 and request.num_computed_tokens > request.num_prompt_tokens:
+            leap.num_decodes += 1
+        else:
+            leap.num_prefill_tokens += num_new_tokens
+        if request.num_computed_tokens < request.num_prompt_tokens + request.num_output_tokens:
+            singles[request] = None
+            continue
+        request.num_output_tokens += 1
+        if request is prefill:
+            del singles[request]
+        if request.num_output_tokens == request.final_output_tokens:
+            scheduler.finish_request(request)
+            finished.append(request)
+        else:
+            joining.append(request)
+    scheduler.join_steady(joining)
+    leap.num_scheduled_tokens += leap.num_decodes + leap.num_prefill_tokens
+    leap.finished += [(leap.num_steps, request) for request in finished]
+    return True
 
 
 def uneventful_steps(scheduler: Scheduler, limit: int) -> int:
     """How many of the next steps, at most limit, do nothing but decode: nobody is admitted, preempted or finished."""
     decodes = scheduler.decodes
-    if limit <= 0 or not decodes.num_requests or scheduler.async_or_unsteady() or not stays_out(scheduler):
+    if limit <= 0 or scheduler.singles or not decodes.num_requests or scheduler.needs_a_look():
+        return 0
+    if not stays_out(scheduler):
         return 0
     max_ticks = min(limit, decodes.ticks_to_finish() - 1)
     return decodes.ticks_within(scheduler.kv_cache_manager.free_blocks, max_ticks)[0]
@@ -83,10 +164,10 @@ def stays_out(scheduler: Scheduler) -> bool:
     """Whether nobody is admitted while the running requests only decode."""
     if not scheduler.waiting or scheduler.pause_state is not PauseState.UNPAUSED:
         return True
-    kv_cache, head = scheduler.kv_cache_manager, scheduler.waiting.peek_request()
     token_budget = scheduler.config.max_num_batched_tokens - scheduler.decodes.num_requests
     if token_budget == 0 or len(scheduler.running) == scheduler.config.max_num_seqs:
         return True
+    kv_cache, head = scheduler.kv_cache_manager, scheduler.waiting.peek_request()
     hits, num_new_tokens = scheduler.first_chunk(head, token_budget, scheduler.prefill_cap_tokens())
     if kv_cache.may_hit_more(head, hits):
         return False

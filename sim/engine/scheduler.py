@@ -126,12 +126,12 @@ class Scheduler:
             return False
         return bool(self.running) or (self.pause_state is PauseState.UNPAUSED and len(self.waiting) > 0)
 
-    def async_or_unsteady(self) -> bool:
-        """Whether the next step cannot be one in which all running requests are steady."""
+    def needs_a_look(self) -> bool:
+        """Whether the next step may not be taken without one at each running request that is not steady, or at what
+        happened before it."""
         return (
             self.config.async_scheduling
-            or bool(self.singles)
-            or bool(self._preempted_by_reset)  # which that step has to report
+            or bool(self._preempted_by_reset)
             or self.pause_state is PauseState.PAUSED_ALL
             or self.decodes.num_requests > self.config.max_num_batched_tokens
         )
@@ -143,7 +143,7 @@ class Scheduler:
         else:
             self._leave_steady(request)
 
-    def _join_steady(self, requests: list[Request]) -> None:
+    def join_steady(self, requests: list[Request]) -> None:
         self.decodes.join(requests)
         if self.kv_cache_manager.enable_caching:
             for request in requests:
@@ -177,7 +177,8 @@ class Scheduler:
             prefill_cap_tokens = self.prefill_cap_tokens()
             self._schedule_running(output, prefill_cap_tokens)
             if not output.num_preemptions and self.pause_state is PauseState.UNPAUSED:
-                self._schedule_waiting(output, prefill_cap_tokens)
+                for request, hits, num_new_tokens in self.admit_waiting(output.token_budget, prefill_cap_tokens):
+                    self._start(request, hits, num_new_tokens, output)
             self._count(output)
 
         output.num_running = len(self.running)
@@ -215,7 +216,7 @@ class Scheduler:
                 del self.singles[request]
                 joining.append(request)
         if joining:
-            self._join_steady(joining)
+            self.join_steady(joining)
         if finished:
             finished.sort(key=_running_order)
             for request in finished:
@@ -395,31 +396,38 @@ class Scheduler:
 
     # --- waiting requests -----------------------------------------------------------------------------------------
 
-    def _schedule_waiting(self, output: SchedulerOutput, prefill_cap_tokens: int) -> None:
-        """Admit from the front of the queue. The first that cannot be admitted holds back all behind it."""
+    def admit_waiting(self, token_budget: int, prefill_cap_tokens: int) -> list[tuple[Request, Sequence[Hit], int]]:
+        """Admit from the front of the queue; the first that cannot be admitted holds back all behind it. Returns, of
+        each admitted, the cached blocks that it starts with and the tokens that it computes in this step."""
         kv_cache, waiting, running = self.kv_cache_manager, self.waiting, self.running
+        admitted: list[tuple[Request, Sequence[Hit], int]] = []
         num_slots = self.config.max_num_seqs - len(running)
         for _ in range(min(num_slots, len(waiting))):
-            if output.token_budget == 0:
+            if token_budget == 0:
                 break
             request = waiting.peek_request()
-            hits, num_new_tokens = self.first_chunk(request, output.token_budget, prefill_cap_tokens)
-            if num_new_tokens > output.token_budget:
+            hits, num_new_tokens = self.first_chunk(request, token_budget, prefill_cap_tokens)
+            if num_new_tokens > token_budget:
                 break
             if not kv_cache.admit(request, hits, num_new_tokens, keep_watermark=bool(running)):
                 break
-
             waiting.pop_request()
-            running[request] = self.singles[request] = None
+            running[request] = None
             self._num_admissions = request.running_order = self._num_admissions + 1
-            if hits:
-                request.num_computed_tokens = kv_cache.num_hit_tokens(hits)
-                if request.kv_weight_version < kv_cache.prefix_cache.weight_version:
-                    output.stale_cached_tokens[request] = kv_cache.num_stale_tokens(hits)
-            if request.status is RequestStatus.WAITING:
-                output.cached_tokens[request] = request.num_computed_tokens
-            request.status = RequestStatus.RUNNING
-            self._grant(request, num_new_tokens, output)
+            token_budget -= num_new_tokens
+            admitted.append((request, hits, num_new_tokens))
+        return admitted
+
+    def _start(self, request: Request, hits: Sequence[Hit], num_new_tokens: int, output: SchedulerOutput) -> None:
+        kv_cache = self.kv_cache_manager
+        self.singles[request] = None
+        request.num_computed_tokens = kv_cache.num_hit_tokens(hits)
+        if request.status is RequestStatus.WAITING:
+            output.cached_tokens[request] = request.num_computed_tokens
+        if request.kv_weight_version < kv_cache.prefix_cache.weight_version:
+            output.stale_cached_tokens[request] = kv_cache.num_stale_tokens(hits)
+        request.status = RequestStatus.RUNNING
+        self._grant(request, num_new_tokens, output)
 
     def first_chunk(self, request: Request, token_budget: int, prefill_cap_tokens: int) -> tuple[Sequence[Hit], int]:
         """The cached blocks that a waiting request would start with and the tokens that it would compute first. With
