@@ -13,7 +13,6 @@ So a step asks only for the few requests of one phase and for those that finish,
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator
-from operator import attrgetter
 
 from sim.engine.request import NOT_STEADY, Request
 
@@ -126,10 +125,10 @@ class Decodes:
         """Let ticks pass, in which they take these blocks. To be followed by `finish`."""
         self.tick += num_ticks
         self.num_blocks += num_blocks
-        self.served_to = NOBODY
 
     def finish(self) -> list[Request]:
-        """Those that the last tick finished, in running order; they have left."""
+        """Those that the last tick finished; they have left."""
+        self.served_to = NOBODY
         finished: list[Request] = []
         while self._finish_ticks and self._finish_ticks[0] <= self.tick:
             finish_tick = heapq.heappop(self._finish_ticks)
@@ -140,8 +139,6 @@ class Decodes:
                 assert request.num_output_tokens == request.final_output_tokens, "finished at the wrong length"
             del self._by_finish_tick[finish_tick]
             finished += requests
-        if len(finished) > 1:
-            finished.sort(key=attrgetter("running_order"))
         return finished
 
     def _drop_empty_finish_ticks(self) -> None:

@@ -56,11 +56,11 @@ class KVCacheManager:
         self.take(self.missing_blocks(request, num_new_tokens))
         self.cache_blocks(request, min(request.num_computed_tokens + num_new_tokens, request.num_tokens))
 
-    def admit(self, request: Request, hits: Sequence[Hit], num_new_tokens: int, *, keep_watermark: bool) -> bool:
+    def admit(self, request: Request, hits: Sequence[Hit], num_new_tokens: int, keep_watermark: bool) -> bool:
         """Get a waiting request its cached blocks and those for its first tokens; False, and nothing is done, if that
         is more than is free."""
         assert request.num_computed_tokens == 0, "a waiting request holds no blocks"
-        if self.admission_blocks(request, hits, num_new_tokens, keep_watermark=keep_watermark) > self.free_blocks:
+        if self.admission_blocks(request, hits, num_new_tokens, keep_watermark) > self.free_blocks:
             return False
         request.kv_weight_version = self.prefix_cache.weight_version
         if not self.enable_caching:
@@ -75,9 +75,7 @@ class KVCacheManager:
         self.cache_blocks(request, min(num_tokens, request.num_tokens))
         return True
 
-    def admission_blocks(
-        self, request: Request, hits: Sequence[Hit], num_new_tokens: int, *, keep_watermark: bool
-    ) -> int:
+    def admission_blocks(self, request: Request, hits: Sequence[Hit], num_new_tokens: int, keep_watermark: bool) -> int:
         """Free blocks that admitting this request asks for. A hit that nobody holds leaves the free queue too."""
         if self.reserve_full_isl:
             num_tokens = request.num_prompt_tokens + request.num_output_tokens

@@ -7,9 +7,12 @@ is what `Scheduler.schedule` and `Scheduler.update_from_output` come to, and the
 common is left to these: then there is no leap, and the next step is taken by itself.
 """
 
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
 import msgspec
 
-from sim.engine.decodes import EVERYBODY
+from sim.engine.prefix_cache import Hit
 from sim.engine.request import Request, RequestStatus
 from sim.engine.scheduler import PauseState, Scheduler
 
@@ -31,27 +34,30 @@ class Leap(msgspec.Struct, eq=False):
 
 def take_steps(scheduler: Scheduler, max_steps: int, *, stop_after_finish: bool) -> Leap:
     """Take steps, at most max_steps, up to the first that is to be taken by itself."""
-    leap, decodes, kv_cache, waiting = Leap(), scheduler.decodes, scheduler.kv_cache_manager, scheduler.waiting
+    leap = Leap()
     if scheduler.needs_a_look():
         return leap
+    decodes, kv_cache, waiting, config = (
+        scheduler.decodes,
+        scheduler.kv_cache_manager,
+        scheduler.waiting,
+        scheduler.config,
+    )
     may_admit = scheduler.pause_state is PauseState.UNPAUSED
-    # What a request asks for depends on nothing but its length.
-    one_price = kv_cache.reserve_full_isl and not kv_cache.enable_caching
+    # What the head of the queue asks for depends on nothing but its length.
+    one_price = kv_cache.reserve_full_isl and not kv_cache.enable_caching and config.enable_chunked_prefill
     while leap.num_steps < max_steps:
-        if scheduler.singles or (
-            waiting
-            and may_admit
-            and not (
-                one_price
-                and kv_cache.admission_blocks(waiting.peek_request(), (), 0, keep_watermark=True) > kv_cache.free_blocks
-            )
-            and not stays_out(scheduler)
-        ):
-            if not _prefill(scheduler, leap):
-                break
-        elif not decodes.num_requests or not _decode(scheduler, leap, max_steps - leap.num_steps):
-            break
-        if stop_after_finish and leap.finished:
+        if scheduler.singles:
+            goes_on = _prefill(scheduler, leap)
+        elif not waiting or not may_admit:
+            goes_on = _decode(scheduler, leap, max_steps)
+        elif one_price and kv_cache.admission_blocks(waiting.peek_request(), (), 0, True) > kv_cache.free_blocks:
+            goes_on = _decode(scheduler, leap, max_steps)
+        elif stays_out(scheduler):
+            goes_on = _decode(scheduler, leap, max_steps)
+        else:
+            goes_on = _prefill(scheduler, leap)
+        if not goes_on or (stop_after_finish and leap.finished):
             break
     return leap
 
@@ -60,8 +66,11 @@ def _decode(scheduler: Scheduler, leap: Leap, max_steps: int) -> bool:
     """Take steps in which all running requests are steady and nobody is admitted: up to one that finishes or preempts
     somebody. False if there is none."""
     decodes, kv_cache = scheduler.decodes, scheduler.kv_cache_manager
-    ticks_to_finish = decodes.ticks_to_finish()
-    max_ticks = min(max_steps, ticks_to_finish)
+    if not decodes.num_requests:
+        return False
+    ticks_to_finish, max_ticks = decodes.ticks_to_finish(), max_steps - leap.num_steps
+    if max_ticks > ticks_to_finish:
+        max_ticks = ticks_to_finish
     num_ticks, num_blocks = decodes.ticks_within(kv_cache.free_blocks, max_ticks)
     if num_ticks:
         kv_cache.take(num_blocks)
@@ -80,8 +89,7 @@ def _decode(scheduler: Scheduler, leap: Leap, max_steps: int) -> bool:
     leap.num_steps += num_ticks
     leap.num_decodes, leap.num_prefill_tokens, leap.num_kv_tokens = decodes.num_requests, 0, decodes.num_kv_tokens
     if num_ticks == ticks_to_finish:
-        for request in scheduler.finish_steady():
-            leap.finished.append((leap.num_steps, request))
+        leap.finished += [(leap.num_steps, request) for request in scheduler.end_step(())]
     return True
 
 
@@ -92,60 +100,53 @@ def _prefill(scheduler: Scheduler, leap: Leap) -> bool:
     if scheduler.config.long_prefill_token_threshold or len(singles) > 1:
         return False
     token_budget = scheduler.config.max_num_batched_tokens - decodes.num_requests
-    num_needed_blocks = num_needing = len(decodes.needing_block())
-    prefill, num_chunk_tokens = None, 0
+    num_needing = len(decodes.needing_block())
+    unfinished: list[tuple[Request, Sequence[Hit], int]] = []
     if singles:
-        prefill = next(reversed(scheduler.running))
-        num_chunk_tokens = min(prefill.num_tokens - prefill.num_computed_tokens, token_budget)
-        num_needed_blocks += kv_cache.missing_blocks(prefill, num_chunk_tokens)
-        if prefill not in singles or num_chunk_tokens == 0:
+        last = next(reversed(scheduler.running))
+        num_chunk_tokens = min(last.num_tokens - last.num_computed_tokens, token_budget)
+        if last not in singles or num_chunk_tokens == 0:
             return False
-    if num_needed_blocks > kv_cache.free_blocks:
+        if num_needing + kv_cache.missing_blocks(last, num_chunk_tokens) > kv_cache.free_blocks:
+            return False
+        unfinished.append((last, (), num_chunk_tokens))
+    elif num_needing > kv_cache.free_blocks:
         return False
 
     kv_cache.take(num_needing)
-    decodes.served_to = EVERYBODY
-    started = []
-    if prefill is not None:
-        kv_cache.allocate(prefill, num_chunk_tokens)
-        token_budget -= num_chunk_tokens
-        started.append((prefill, num_chunk_tokens))
+    decodes.advance(1, num_needing)
+    num_decodes, num_prefill_tokens, num_kv_tokens = decodes.num_requests, 0, decodes.num_kv_tokens
+    for request, _, num_new_tokens in unfinished:
+        kv_cache.allocate(request, num_new_tokens)
+        token_budget -= num_new_tokens
+    admitted: Iterable[tuple[Request, Sequence[Hit], int]] = ()
     if scheduler.pause_state is PauseState.UNPAUSED:
-        for request, hits, num_new_tokens in scheduler.admit_waiting(token_budget, scheduler.config.max_model_len):
-            if hits:
-                request.num_computed_tokens = kv_cache.num_hit_tokens(hits)
-                if request.kv_weight_version < kv_cache.prefix_cache.weight_version:
-                    leap.stale_cached_tokens.append((request, kv_cache.num_stale_tokens(hits)))
-            request.status = RequestStatus.RUNNING
-            started.append((request, num_new_tokens))
-    if not started and not decodes.num_requests:
+        admitted = scheduler.admit_waiting(token_budget, scheduler.config.max_model_len)
+    sampled: list[Request] = []
+    for request, hits, num_new_tokens in chain(unfinished, admitted):
+        if hits:
+            request.num_computed_tokens = kv_cache.num_hit_tokens(hits)
+            if request.kv_weight_version < kv_cache.prefix_cache.weight_version:
+                leap.stale_cached_tokens.append((request, kv_cache.num_stale_tokens(hits)))
+        request.status = RequestStatus.RUNNING
+        num_tokens = request.num_prompt_tokens + request.num_output_tokens
+        num_computed_tokens = request.num_computed_tokens = request.num_computed_tokens + num_new_tokens
+        num_kv_tokens += num_computed_tokens
+        if num_new_tokens == 1 and num_computed_tokens > request.num_prompt_tokens:
+            num_decodes += 1
+        else:
+            num_prefill_tokens += num_new_tokens
+        if num_computed_tokens == num_tokens:
+            sampled.append(request)
+        else:
+            singles[request] = None
+    if not num_kv_tokens:
         return False
 
     leap.num_steps += 1
-    decodes.advance(1, num_needing)
-    leap.num_decodes, leap.num_prefill_tokens, leap.num_kv_tokens = decodes.num_requests, 0, decodes.num_kv_tokens
-    finished, joining = decodes.num_requests and decodes.ticks_to_finish() == 0 and scheduler.finish_steady() or [], []
-    for request, num_new_tokens in started:
-        request.num_computed_tokens += num_new_tokens
-        leap.num_kv_tokens += request.num_computed_tokens
-        if num_new_tokens == 1 and request.num_computed_tokens > request.num_prompt_tokens:
-            leap.num_decodes += 1
-        else:
-            leap.num_prefill_tokens += num_new_tokens
-        if request.num_computed_tokens < request.num_prompt_tokens + request.num_output_tokens:
-            singles[request] = None
-            continue
-        request.num_output_tokens += 1
-        if request is prefill:
-            del singles[request]
-        if request.num_output_tokens == request.final_output_tokens:
-            scheduler.finish_request(request)
-            finished.append(request)
-        else:
-            joining.append(request)
-    scheduler.join_steady(joining)
-    leap.num_scheduled_tokens += leap.num_decodes + leap.num_prefill_tokens
-    leap.finished += [(leap.num_steps, request) for request in finished]
+    leap.num_scheduled_tokens += num_decodes + num_prefill_tokens
+    leap.num_decodes, leap.num_prefill_tokens, leap.num_kv_tokens = num_decodes, num_prefill_tokens, num_kv_tokens
+    leap.finished += [(leap.num_steps, request) for request in scheduler.end_step(sampled)]
     return True
 
 
@@ -178,4 +179,4 @@ def stays_out(scheduler: Scheduler) -> bool:
     # a lot.
     if not kv_cache.reserve_full_isl and not all(hit.run.holders for hit in hits):
         return False
-    return kv_cache.admission_blocks(head, hits, num_new_tokens, keep_watermark=True) > kv_cache.free_blocks
+    return kv_cache.admission_blocks(head, hits, num_new_tokens, True) > kv_cache.free_blocks

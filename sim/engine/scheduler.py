@@ -7,13 +7,13 @@ over in running order, one by one, and that walk is vLLM's.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 import msgspec
 
 from sim.engine.config import EngineConfig
-from sim.engine.decodes import EVERYBODY, NOBODY, Decodes
+from sim.engine.decodes import EVERYBODY, Decodes
 from sim.engine.kv_cache import KVCacheManager
 from sim.engine.prefix_cache import Hit
 from sim.engine.request import NOT_STEADY, Request, RequestStatus
@@ -143,7 +143,10 @@ class Scheduler:
         else:
             self._leave_steady(request)
 
-    def join_steady(self, requests: list[Request]) -> None:
+    def _join_steady(self, requests: list[Request]) -> None:
+        if self.singles:
+            for request in requests:
+                self.singles.pop(request, None)
         self.decodes.join(requests)
         if self.kv_cache_manager.enable_caching:
             for request in requests:
@@ -192,43 +195,44 @@ class Scheduler:
 
     def update_from_output(self, output: SchedulerOutput) -> list[Request]:
         """Append what the model sampled in a step; returns the requests that this finished, in running order."""
-        decodes, async_scheduling = self.decodes, self.config.async_scheduling
-        finished: list[Request] = []
-        joining: list[Request] = []
+        if self.config.async_scheduling:
+            return self._update_async(output)
         if output.num_decodes:
-            decodes.advance(1, len(decodes.needing_block()))
-            for request in decodes.finish():
-                if self.kv_cache_manager.enable_caching:
-                    self.kv_cache_manager.prefix_cache.stop_growing(request)
-                finished.append(request)
-        decodes.served_to = NOBODY
+            self.decodes.advance(1, len(self.decodes.needing_block()))
+        return self.end_step(output.sampled)
+
+    def end_step(self, sampled: Iterable[Request]) -> list[Request]:
+        """End a step, in which the steady requests have sampled, and these; returns those that finished."""
+        finished = self.decodes.finish()
+        if self.kv_cache_manager.enable_caching:
+            for request in finished:
+                self.kv_cache_manager.prefix_cache.stop_growing(request)
+        joining: list[Request] = []
+        for request in sampled:
+            request.num_output_tokens = num_output_tokens = request.num_output_tokens + 1
+            (finished if num_output_tokens == request.final_output_tokens else joining).append(request)
+        if joining:
+            self._join_steady(joining)
+        if len(finished) > 1:
+            finished.sort(key=_running_order)
+        for request in finished:
+            self.finish_request(request)
+        return finished
+
+    def _update_async(self, output: SchedulerOutput) -> list[Request]:
+        finished: list[Request] = []
         for request in output.sampled:
             if request.status is RequestStatus.FINISHED:
                 continue  # aborted, or stopped by the token before, while this one was in flight
             request.num_output_tokens += 1
-            if async_scheduling and request.status is RequestStatus.RUNNING:
+            if request.status is RequestStatus.RUNNING:
                 request.num_output_placeholders -= 1
                 num_known_tokens = request.num_computed_tokens - request.num_output_placeholders
                 self.kv_cache_manager.cache_blocks(request, num_known_tokens)
             if request.num_output_tokens == request.final_output_tokens:
                 finished.append(request)
-            elif not async_scheduling:
-                del self.singles[request]
-                joining.append(request)
-        if joining:
-            self.join_steady(joining)
-        if finished:
-            finished.sort(key=_running_order)
-            for request in finished:
-                self.finish_request(request)
-        return finished
-
-    def finish_steady(self) -> list[Request]:
-        """End a tick; returns the requests that it finished, in running order."""
-        finished = self.decodes.finish()
+        finished.sort(key=_running_order)
         for request in finished:
-            if self.kv_cache_manager.enable_caching:
-                self.kv_cache_manager.prefix_cache.stop_growing(request)
             self.finish_request(request)
         return finished
 
@@ -287,8 +291,7 @@ class Scheduler:
             kv_cache.take(kv_cache.free_blocks)
             victim = next(reversed(self.running))
             num_wanting -= victim in needing
-            del self.running[victim]
-            self._leave_steady(victim)
+            self._leave_running(victim)
             self._put_back(victim)
             victims.append(victim)
         kv_cache.take(num_wanting)
@@ -396,27 +399,24 @@ class Scheduler:
 
     # --- waiting requests -----------------------------------------------------------------------------------------
 
-    def admit_waiting(self, token_budget: int, prefill_cap_tokens: int) -> list[tuple[Request, Sequence[Hit], int]]:
-        """Admit from the front of the queue; the first that cannot be admitted holds back all behind it. Returns, of
+    def admit_waiting(self, token_budget: int, prefill_cap_tokens: int) -> Iterator[tuple[Request, Sequence[Hit], int]]:
+        """Admit from the front of the queue; the first that cannot be admitted holds back all behind it. Yields, of
         each admitted, the cached blocks that it starts with and the tokens that it computes in this step."""
         kv_cache, waiting, running = self.kv_cache_manager, self.waiting, self.running
-        admitted: list[tuple[Request, Sequence[Hit], int]] = []
         num_slots = self.config.max_num_seqs - len(running)
-        for _ in range(min(num_slots, len(waiting))):
-            if token_budget == 0:
-                break
+        while num_slots and token_budget and waiting:
             request = waiting.peek_request()
             hits, num_new_tokens = self.first_chunk(request, token_budget, prefill_cap_tokens)
             if num_new_tokens > token_budget:
-                break
-            if not kv_cache.admit(request, hits, num_new_tokens, keep_watermark=bool(running)):
-                break
+                return
+            if not kv_cache.admit(request, hits, num_new_tokens, bool(running)):
+                return
             waiting.pop_request()
             running[request] = None
             self._num_admissions = request.running_order = self._num_admissions + 1
+            num_slots -= 1
             token_budget -= num_new_tokens
-            admitted.append((request, hits, num_new_tokens))
-        return admitted
+            yield request, hits, num_new_tokens
 
     def _start(self, request: Request, hits: Sequence[Hit], num_new_tokens: int, output: SchedulerOutput) -> None:
         kv_cache = self.kv_cache_manager
@@ -432,9 +432,10 @@ class Scheduler:
     def first_chunk(self, request: Request, token_budget: int, prefill_cap_tokens: int) -> tuple[Sequence[Hit], int]:
         """The cached blocks that a waiting request would start with and the tokens that it would compute first. With
         chunked prefill off these may be more than the budget, and then it has to wait."""
-        hits = self.kv_cache_manager.get_computed_blocks(request)
         num_new_tokens = request.num_prompt_tokens + request.num_output_tokens
-        if hits:
+        hits: Sequence[Hit] = ()
+        if self.kv_cache_manager.enable_caching:
+            hits = self.kv_cache_manager.get_computed_blocks(request)
             num_new_tokens -= self.kv_cache_manager.num_hit_tokens(hits)
         if num_new_tokens > prefill_cap_tokens:
             num_new_tokens = prefill_cap_tokens

@@ -42,14 +42,13 @@ def test_a_block_is_needed_in_the_ticks_of_one_phase() -> None:
     assert num_blocks == [2, 2, 3, 3, 3, 3, 4, 4]
 
 
-def test_requests_finish_in_their_tick_and_in_running_order() -> None:
+def test_requests_finish_in_their_tick() -> None:
     decodes = Decodes(block_size=4)
     requests = [steady_request(str(i), 5, num_more_tokens) for i, num_more_tokens in enumerate((2, 1, 2))]
-    for order, request in enumerate(requests):
-        request.running_order = -order
+    for request in requests:
         decodes.join([request])
     assert tick(decodes) == [requests[1]]
-    assert tick(decodes) == [requests[2], requests[0]]
+    assert tick(decodes) == [requests[0], requests[2]]
 
 
 def test_those_that_left_leave_nothing_behind() -> None:
