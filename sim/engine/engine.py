@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple, get_args
 
 from sim.engine.config import EngineConfig
 from sim.engine.leap import Leap, take_steps, uneventful_steps
-from sim.engine.request import EngineRequest, Request, RequestStatus
-from sim.engine.scheduler import PauseState, Scheduler, SchedulerOutput
+from sim.engine.request import FINISHED, EngineRequest, Request
+from sim.engine.scheduler import PAUSED_ALL, PAUSED_NEW, UNPAUSED, Scheduler, SchedulerOutput
 from sim.engine.stuck import StuckWatch
 
 PauseMode = Literal["abort", "wait", "keep"]
@@ -69,7 +69,7 @@ class Step:
             silent = output.scheduled.keys() - output.sampled.keys() | self._unscheduled
             self._emitting = self._running if not silent else [r for r in self._running if r not in silent]
         elif processed is not None:
-            self._emitting = [r for r in processed.sampled if r.status is not RequestStatus.FINISHED]
+            self._emitting = [r for r in processed.sampled if r.status is not FINISHED]
         else:
             self._emitting = ()
         self.finished: dict[str, str] = {}
@@ -254,19 +254,19 @@ class Engine:
         aborted = list(self._scheduler.requests) if mode == "abort" else []
         for request_id in aborted:
             self.abort(request_id)
-        self._scheduler.pause_state = PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW
+        self._scheduler.pause_state = PAUSED_ALL if mode == "keep" else PAUSED_NEW
         self._touched()
         return aborted
 
     def resume(self) -> None:
-        self._scheduler.pause_state = PauseState.UNPAUSED
+        self._scheduler.pause_state = UNPAUSED
         self._touched()
 
     @property
     def has_work(self) -> bool:
         """Whether a step could do anything: there is a request that no pause holds, or an output in flight."""
         return self._scheduler.has_unfinished_requests() or any(
-            request.status is not RequestStatus.FINISHED for output in self._in_flight for request in output.sampled
+            request.status is not FINISHED for output in self._in_flight for request in output.sampled
         )
 
     @property

@@ -60,7 +60,8 @@ class KVCacheManager:
         """Get a waiting request its cached blocks and those for its first tokens; False, and nothing is done, if that
         is more than is free."""
         assert request.num_computed_tokens == 0, "a waiting request holds no blocks"
-        if self.admission_blocks(request, hits, num_new_tokens, keep_watermark) > self.free_blocks:
+        num_asked_blocks = self.admission_blocks(request, hits, num_new_tokens, keep_watermark)
+        if num_asked_blocks > self.free_blocks:
             return False
         request.kv_weight_version = self.prefix_cache.weight_version
         if not self.enable_caching:

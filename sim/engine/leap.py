@@ -9,12 +9,13 @@ common is left to these: then there is no leap, and the next step is taken by it
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from operator import attrgetter
 
 import msgspec
 
 from sim.engine.prefix_cache import Hit
-from sim.engine.request import Request, RequestStatus
-from sim.engine.scheduler import PauseState, Scheduler
+from sim.engine.request import RUNNING, Request
+from sim.engine.scheduler import UNPAUSED, Scheduler
 
 
 class Leap(msgspec.Struct, eq=False):
@@ -37,59 +38,62 @@ def take_steps(scheduler: Scheduler, max_steps: int, *, stop_after_finish: bool)
     leap = Leap()
     if scheduler.needs_a_look():
         return leap
-    decodes, kv_cache, waiting, config = (
-        scheduler.decodes,
-        scheduler.kv_cache_manager,
-        scheduler.waiting,
-        scheduler.config,
-    )
-    may_admit = scheduler.pause_state is PauseState.UNPAUSED
-    # What the head of the queue asks for depends on nothing but its length.
-    one_price = kv_cache.reserve_full_isl and not kv_cache.enable_caching and config.enable_chunked_prefill
-    while leap.num_steps < max_steps:
-        if scheduler.singles:
-            goes_on = _prefill(scheduler, leap)
-        elif not waiting or not may_admit:
-            goes_on = _decode(scheduler, leap, max_steps)
-        elif one_price and kv_cache.admission_blocks(waiting.peek_request(), (), 0, True) > kv_cache.free_blocks:
-            goes_on = _decode(scheduler, leap, max_steps)
-        elif stays_out(scheduler):
-            goes_on = _decode(scheduler, leap, max_steps)
-        else:
-            goes_on = _prefill(scheduler, leap)
-        if not goes_on or (stop_after_finish and leap.finished):
+    while leap.num_steps < max_steps and not (stop_after_finish and leap.finished):
+        if scheduler.singles or not stays_out(scheduler):
+            if not _prefill(scheduler, leap):
+                break
+        elif not _decode(scheduler, leap, max_steps, stop_after_finish=stop_after_finish):
             break
     return leap
 
 
-def _decode(scheduler: Scheduler, leap: Leap, max_steps: int) -> bool:
-    """Take steps in which all running requests are steady and nobody is admitted: up to one that finishes or preempts
-    somebody. False if there is none."""
+def _decode(scheduler: Scheduler, leap: Leap, max_steps: int, *, stop_after_finish: bool) -> bool:
+    """Take steps in which all running requests are steady and nobody is admitted. False if there is none.
+
+    In one turn these are the steps up to one that finishes or preempts somebody.
+    """
     decodes, kv_cache = scheduler.decodes, scheduler.kv_cache_manager
-    if not decodes.num_requests:
+    first_step = num_steps = leap.num_steps
+    num_scheduled_tokens = 0
+    while decodes.num_requests:
+        ticks_to_finish, max_ticks = decodes.ticks_to_finish(), max_steps - num_steps
+        if max_ticks > ticks_to_finish:
+            max_ticks = ticks_to_finish
+        num_ticks, num_blocks = decodes.ticks_within(kv_cache.free_blocks, max_ticks)
+        if num_ticks:
+            kv_cache.take(num_blocks)
+            decodes.advance(num_ticks, num_blocks)
+            num_steps += num_ticks
+            num_scheduled_tokens += num_ticks * decodes.num_requests
+        if num_ticks < max_ticks:
+            # The next step is short of blocks. As it preempts, it admits nobody.
+            if not scheduler.is_fcfs or decodes.num_requests == 1:
+                break
+            victims = scheduler.preempt_for_steady()
+            assert scheduler.running, "the last but one to be preempted leaves a block to the last"
+            if len(victims) > 1:
+                victims.sort(key=attrgetter("request_id"))
+            for victim in victims:
+                leap.preempted.append(victim.request_id)
+            decodes.advance(1, len(decodes.needing_block()))
+            num_ticks += 1
+            num_steps += 1
+            num_scheduled_tokens += decodes.num_requests
+        if num_ticks == ticks_to_finish:
+            leap.num_decodes, leap.num_kv_tokens = decodes.num_requests, decodes.num_kv_tokens
+            for request in scheduler.end_step(()):
+                leap.finished.append((num_steps, request))
+            if stop_after_finish:
+                break
+        if num_steps == max_steps or not stays_out(scheduler):
+            break
+    if num_steps == first_step:
         return False
-    ticks_to_finish, max_ticks = decodes.ticks_to_finish(), max_steps - leap.num_steps
-    if max_ticks > ticks_to_finish:
-        max_ticks = ticks_to_finish
-    num_ticks, num_blocks = decodes.ticks_within(kv_cache.free_blocks, max_ticks)
-    if num_ticks:
-        kv_cache.take(num_blocks)
-        decodes.advance(num_ticks, num_blocks)
-        leap.num_scheduled_tokens += num_ticks * decodes.num_requests
-    if num_ticks < max_ticks and scheduler.is_fcfs and decodes.num_requests > 1:
-        # The next step is short of blocks, and one that preempts does not admit.
-        victims = scheduler.preempt_for_steady()
-        assert scheduler.running, "the last but one to be preempted leaves a block to the last"
-        leap.preempted += sorted([victim.request_id for victim in victims])
-        decodes.advance(1, len(decodes.needing_block()))
-        leap.num_scheduled_tokens += decodes.num_requests
-        num_ticks += 1
-    if not num_ticks:
-        return False
-    leap.num_steps += num_ticks
-    leap.num_decodes, leap.num_prefill_tokens, leap.num_kv_tokens = decodes.num_requests, 0, decodes.num_kv_tokens
-    if num_ticks == ticks_to_finish:
-        leap.finished += [(leap.num_steps, request) for request in scheduler.end_step(())]
+    leap.num_steps = num_steps
+    leap.num_scheduled_tokens += num_scheduled_tokens
+    leap.num_prefill_tokens = 0
+    if not leap.finished or leap.finished[-1][0] < num_steps:
+        leap.num_decodes, leap.num_kv_tokens = decodes.num_requests, decodes.num_kv_tokens
     return True
 
 
@@ -120,7 +124,7 @@ def _prefill(scheduler: Scheduler, leap: Leap) -> bool:
         kv_cache.allocate(request, num_new_tokens)
         token_budget -= num_new_tokens
     admitted: Iterable[tuple[Request, Sequence[Hit], int]] = ()
-    if scheduler.pause_state is PauseState.UNPAUSED:
+    if scheduler.pause_state is UNPAUSED:
         admitted = scheduler.admit_waiting(token_budget, scheduler.config.max_model_len)
     sampled: list[Request] = []
     for request, hits, num_new_tokens in chain(unfinished, admitted):
@@ -128,7 +132,7 @@ def _prefill(scheduler: Scheduler, leap: Leap) -> bool:
             request.num_computed_tokens = kv_cache.num_hit_tokens(hits)
             if request.kv_weight_version < kv_cache.prefix_cache.weight_version:
                 leap.stale_cached_tokens.append((request, kv_cache.num_stale_tokens(hits)))
-        request.status = RequestStatus.RUNNING
+        request.status = RUNNING
         num_tokens = request.num_prompt_tokens + request.num_output_tokens
         num_computed_tokens = request.num_computed_tokens = request.num_computed_tokens + num_new_tokens
         num_kv_tokens += num_computed_tokens
@@ -146,7 +150,8 @@ def _prefill(scheduler: Scheduler, leap: Leap) -> bool:
     leap.num_steps += 1
     leap.num_scheduled_tokens += num_decodes + num_prefill_tokens
     leap.num_decodes, leap.num_prefill_tokens, leap.num_kv_tokens = num_decodes, num_prefill_tokens, num_kv_tokens
-    leap.finished += [(leap.num_steps, request) for request in scheduler.end_step(sampled)]
+    for request in scheduler.end_step(sampled):
+        leap.finished.append((leap.num_steps, request))
     return True
 
 
@@ -162,21 +167,26 @@ def uneventful_steps(scheduler: Scheduler, limit: int) -> int:
 
 
 def stays_out(scheduler: Scheduler) -> bool:
-    """Whether nobody is admitted while the running requests only decode."""
-    if not scheduler.waiting or scheduler.pause_state is not PauseState.UNPAUSED:
+    """Whether nobody is admitted while the running requests only decode. What has to be shown of the head of the queue
+    is that it will not be later either, when there are fewer free blocks."""
+    if not scheduler.waiting or scheduler.pause_state is not UNPAUSED:
         return True
-    token_budget = scheduler.config.max_num_batched_tokens - scheduler.decodes.num_requests
-    if token_budget == 0 or len(scheduler.running) == scheduler.config.max_num_seqs:
+    kv_cache, config, head = scheduler.kv_cache_manager, scheduler.config, scheduler.waiting.peek_request()
+    if kv_cache.reserve_full_isl and not kv_cache.enable_caching:
+        # The short way: it needs room for all its tokens, and nothing helps.
+        num_tokens = head.num_prompt_tokens + head.num_output_tokens
+        if -(-num_tokens // kv_cache.block_size) + kv_cache.watermark_blocks > kv_cache.free_blocks:
+            return True
+    token_budget = config.max_num_batched_tokens - scheduler.decodes.num_requests
+    if token_budget == 0 or len(scheduler.running) == config.max_num_seqs:
         return True
-    kv_cache, head = scheduler.kv_cache_manager, scheduler.waiting.peek_request()
     hits, num_new_tokens = scheduler.first_chunk(head, token_budget, scheduler.prefill_cap_tokens())
     if kv_cache.may_hit_more(head, hits):
         return False
     if num_new_tokens > token_budget:
         return True
-    # Free blocks only fall, and what the head asks for falls no faster: a hit that is evicted has to be computed,
-    # unless a copy that somebody holds takes its place. But if just its first chunk has to fit, one lost hit may change
-    # a lot.
+    # What it asks for falls no faster than the free blocks: a hit that is evicted has to be computed, unless a copy
+    # that somebody holds takes its place. But if just its first chunk has to fit, one lost hit may change a lot.
     if not kv_cache.reserve_full_isl and not all(hit.run.holders for hit in hits):
         return False
     return kv_cache.admission_blocks(head, hits, num_new_tokens, True) > kv_cache.free_blocks

@@ -16,7 +16,7 @@ from sim.engine.config import EngineConfig
 from sim.engine.decodes import EVERYBODY, Decodes
 from sim.engine.kv_cache import KVCacheManager
 from sim.engine.prefix_cache import Hit
-from sim.engine.request import NOT_STEADY, Request, RequestStatus
+from sim.engine.request import FINISHED, NOT_STEADY, PREEMPTED, RUNNING, WAITING, Request
 from sim.engine.request_queue import create_request_queue
 
 _running_order = attrgetter("running_order")
@@ -28,6 +28,9 @@ class PauseState(enum.Enum):
     """Nothing is admitted, a preempted request neither; what runs goes on."""
     PAUSED_ALL = "paused all"
     """Nothing is scheduled."""
+
+
+UNPAUSED, PAUSED_NEW, PAUSED_ALL = PauseState
 
 
 class SchedulerOutput(msgspec.Struct, eq=False):
@@ -68,7 +71,7 @@ class Scheduler:
         self.version_rules = config.version_rules
         self.decodes = Decodes(config.block_size)
         self.kv_cache_manager = KVCacheManager(config, self.decodes)
-        self.pause_state = PauseState.UNPAUSED
+        self.pause_state = UNPAUSED
 
         self.requests: dict[str, Request] = {}
         """All that are not finished, in the order in which they were added."""
@@ -93,12 +96,12 @@ class Scheduler:
 
     def finish_request(self, request: Request) -> None:
         """Take a request out, whatever its state. Its blocks are free at once."""
-        if request.status is RequestStatus.RUNNING:
+        if request.status is RUNNING:
             self._leave_running(request)
             self.kv_cache_manager.free(request)
         else:
             self.waiting.remove(request)
-        request.status = RequestStatus.FINISHED
+        request.status = FINISHED
         del self.requests[request.request_id]
 
     def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
@@ -122,9 +125,9 @@ class Scheduler:
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step could do anything, as far as the pause state is concerned."""
-        if self.pause_state is PauseState.PAUSED_ALL:
+        if self.pause_state is PAUSED_ALL:
             return False
-        return bool(self.running) or (self.pause_state is PauseState.UNPAUSED and len(self.waiting) > 0)
+        return bool(self.running) or (self.pause_state is UNPAUSED and len(self.waiting) > 0)
 
     def needs_a_look(self) -> bool:
         """Whether the next step may not be taken without one at each running request that is not steady, or at what
@@ -132,7 +135,7 @@ class Scheduler:
         return (
             self.config.async_scheduling
             or bool(self._preempted_by_reset)
-            or self.pause_state is PauseState.PAUSED_ALL
+            or self.pause_state is PAUSED_ALL
             or self.decodes.num_requests > self.config.max_num_batched_tokens
         )
 
@@ -160,7 +163,7 @@ class Scheduler:
     def _put_back(self, request: Request) -> None:
         """A preempted request loses all its blocks and waits at the front, to compute everything again."""
         self.kv_cache_manager.free(request)
-        request.status = RequestStatus.PREEMPTED
+        request.status = PREEMPTED
         self.num_preemptions += 1
         # What it sampled in the step in flight is still to come, but counts as output, not as a placeholder.
         request.num_output_placeholders = 0
@@ -176,10 +179,10 @@ class Scheduler:
                 output.preempted |= self._preempted_by_reset
             self._preempted_by_reset.clear()
 
-        if self.pause_state is not PauseState.PAUSED_ALL:
+        if self.pause_state is not PAUSED_ALL:
             prefill_cap_tokens = self.prefill_cap_tokens()
             self._schedule_running(output, prefill_cap_tokens)
-            if not output.num_preemptions and self.pause_state is PauseState.UNPAUSED:
+            if not output.num_preemptions and self.pause_state is UNPAUSED:
                 for request, hits, num_new_tokens in self.admit_waiting(output.token_budget, prefill_cap_tokens):
                     self._start(request, hits, num_new_tokens, output)
             self._count(output)
@@ -222,10 +225,10 @@ class Scheduler:
     def _update_async(self, output: SchedulerOutput) -> list[Request]:
         finished: list[Request] = []
         for request in output.sampled:
-            if request.status is RequestStatus.FINISHED:
+            if request.status is FINISHED:
                 continue  # aborted, or stopped by the token before, while this one was in flight
             request.num_output_tokens += 1
-            if request.status is RequestStatus.RUNNING:
+            if request.status is RUNNING:
                 request.num_output_placeholders -= 1
                 num_known_tokens = request.num_computed_tokens - request.num_output_placeholders
                 self.kv_cache_manager.cache_blocks(request, num_known_tokens)
@@ -266,7 +269,7 @@ class Scheduler:
                 output.outgrew_pool = victims[-1]
         else:
             for request in sorted({*self.singles, *decodes.needing_block()}, key=_running_order):
-                if request.status is not RequestStatus.RUNNING:
+                if request.status is not RUNNING:
                     continue  # preempted for another
                 decodes.served_to = request.running_order - 1
                 if request.steady_since != NOT_STEADY:
@@ -291,7 +294,8 @@ class Scheduler:
             kv_cache.take(kv_cache.free_blocks)
             victim = next(reversed(self.running))
             num_wanting -= victim in needing
-            self._leave_running(victim)
+            del self.running[victim]
+            self._leave_steady(victim)
             self._put_back(victim)
             victims.append(victim)
         kv_cache.take(num_wanting)
@@ -403,30 +407,28 @@ class Scheduler:
         """Admit from the front of the queue; the first that cannot be admitted holds back all behind it. Yields, of
         each admitted, the cached blocks that it starts with and the tokens that it computes in this step."""
         kv_cache, waiting, running = self.kv_cache_manager, self.waiting, self.running
-        num_slots = self.config.max_num_seqs - len(running)
+        num_slots, num_admissions = self.config.max_num_seqs - len(running), self._num_admissions
         while num_slots and token_budget and waiting:
             request = waiting.peek_request()
             hits, num_new_tokens = self.first_chunk(request, token_budget, prefill_cap_tokens)
-            if num_new_tokens > token_budget:
-                return
-            if not kv_cache.admit(request, hits, num_new_tokens, bool(running)):
+            if num_new_tokens > token_budget or not kv_cache.admit(request, hits, num_new_tokens, bool(running)):
                 return
             waiting.pop_request()
             running[request] = None
-            self._num_admissions = request.running_order = self._num_admissions + 1
             num_slots -= 1
             token_budget -= num_new_tokens
+            self._num_admissions = request.running_order = num_admissions = num_admissions + 1
             yield request, hits, num_new_tokens
 
     def _start(self, request: Request, hits: Sequence[Hit], num_new_tokens: int, output: SchedulerOutput) -> None:
         kv_cache = self.kv_cache_manager
         self.singles[request] = None
         request.num_computed_tokens = kv_cache.num_hit_tokens(hits)
-        if request.status is RequestStatus.WAITING:
+        if request.status is WAITING:
             output.cached_tokens[request] = request.num_computed_tokens
         if request.kv_weight_version < kv_cache.prefix_cache.weight_version:
             output.stale_cached_tokens[request] = kv_cache.num_stale_tokens(hits)
-        request.status = RequestStatus.RUNNING
+        request.status = RUNNING
         self._grant(request, num_new_tokens, output)
 
     def first_chunk(self, request: Request, token_budget: int, prefill_cap_tokens: int) -> tuple[Sequence[Hit], int]:
