@@ -108,10 +108,10 @@ class Decodes:
             rounds = min(free_blocks // self.num_requests, max_ticks // block_size)
             num_ticks, num_blocks = rounds * block_size, rounds * self.num_requests
         phase = self.tick % block_size
-        for needing in self._by_phase[phase:] + self._by_phase[:phase]:
-            num_blocks += len(needing)
+        for num_needing in map(len, self._by_phase[phase:] + self._by_phase[:phase]):
+            num_blocks += num_needing
             if num_blocks > free_blocks or num_ticks == max_ticks:
-                return num_ticks, num_blocks - len(needing)
+                return num_ticks, num_blocks - num_needing
             num_ticks += 1
         return num_ticks, num_blocks
 
@@ -132,13 +132,11 @@ class Decodes:
         finished: list[Request] = []
         while self._finish_ticks and self._finish_ticks[0] <= self.tick:
             finish_tick = heapq.heappop(self._finish_ticks)
-            requests = list(self._by_finish_tick[finish_tick])
-            assert finish_tick == self.tick or not requests, "a finish was missed"
-            for request in requests:
+            for request in list(self._by_finish_tick[finish_tick]):
                 self.leave(request)
                 assert request.num_output_tokens == request.final_output_tokens, "finished at the wrong length"
+                finished.append(request)
             del self._by_finish_tick[finish_tick]
-            finished += requests
         return finished
 
     def _drop_empty_finish_ticks(self) -> None:

@@ -172,14 +172,12 @@ def stays_out(scheduler: Scheduler) -> bool:
     if not scheduler.waiting or scheduler.pause_state is not UNPAUSED:
         return True
     kv_cache, config, head = scheduler.kv_cache_manager, scheduler.config, scheduler.waiting.peek_request()
-    if kv_cache.reserve_full_isl and not kv_cache.enable_caching:
-        # The short way: it needs room for all its tokens, and nothing helps.
-        num_tokens = head.num_prompt_tokens + head.num_output_tokens
-        if -(-num_tokens // kv_cache.block_size) + kv_cache.watermark_blocks > kv_cache.free_blocks:
-            return True
     token_budget = config.max_num_batched_tokens - scheduler.decodes.num_requests
     if token_budget == 0 or len(scheduler.running) == config.max_num_seqs:
         return True
+    if kv_cache.reserve_full_isl and not kv_cache.enable_caching and config.enable_chunked_prefill:
+        # The short way: what it asks for is room for all its tokens, now and later.
+        return kv_cache.admission_blocks(head, (), 0, True) > kv_cache.free_blocks
     hits, num_new_tokens = scheduler.first_chunk(head, token_budget, scheduler.prefill_cap_tokens())
     if kv_cache.may_hit_more(head, hits):
         return False

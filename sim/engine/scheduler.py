@@ -207,14 +207,14 @@ class Scheduler:
     def end_step(self, sampled: Iterable[Request]) -> list[Request]:
         """End a step, in which the steady requests have sampled, and these; returns those that finished."""
         finished = self.decodes.finish()
-        if self.kv_cache_manager.enable_caching:
+        if finished and self.kv_cache_manager.enable_caching:
             for request in finished:
                 self.kv_cache_manager.prefix_cache.stop_growing(request)
-        joining: list[Request] = []
-        for request in sampled:
-            request.num_output_tokens = num_output_tokens = request.num_output_tokens + 1
-            (finished if num_output_tokens == request.final_output_tokens else joining).append(request)
-        if joining:
+        if sampled:
+            joining: list[Request] = []
+            for request in sampled:
+                request.num_output_tokens = num_output_tokens = request.num_output_tokens + 1
+                (finished if num_output_tokens == request.final_output_tokens else joining).append(request)
             self._join_steady(joining)
         if len(finished) > 1:
             finished.sort(key=_running_order)
