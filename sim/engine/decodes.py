@@ -32,6 +32,8 @@ class Decodes:
         """Within a step: the running_order up to which all have been scheduled."""
         self.num_requests = 0
         self._by_phase: list[dict[Request, None]] = [{} for _ in range(block_size)]
+        self._phases_twice = self._by_phase * 2
+        """To be cut where a search begins."""
         self._by_finish_tick: dict[int, dict[Request, None]] = {}
         self._finish_ticks: list[int] = []
         """Heap of the keys of _by_finish_tick. Where all have left, the key stays until it is met."""
@@ -49,6 +51,7 @@ class Decodes:
 
     def join(self, requests: Iterable[Request]) -> None:
         tick, block_size, by_phase, by_finish_tick = self.tick, self.block_size, self._by_phase, self._by_finish_tick
+        num_requests = num_tokens = num_blocks = 0
         for request in requests:
             num_computed_tokens, num_output_tokens = request.num_computed_tokens, request.num_output_tokens
             assert request.steady_since == NOT_STEADY, "joined twice"
@@ -56,18 +59,20 @@ class Decodes:
                 "a steady request lacks exactly its last token"
             )
             request.steady_since = tick
-            self.num_requests += 1
-            self.num_blocks -= -num_computed_tokens // block_size
-            self._sum_of_origins_tokens += num_computed_tokens - tick
+            num_requests += 1
+            num_tokens += num_computed_tokens
+            num_blocks -= -num_computed_tokens // block_size
             by_phase[(tick - num_computed_tokens) % block_size][request] = None
             finish_tick = tick + request.final_output_tokens - num_output_tokens
-            finishing = by_finish_tick.get(finish_tick)
-            if finishing is None:
+            if finish_tick in by_finish_tick:
+                by_finish_tick[finish_tick][request] = None
+            else:
                 assert finish_tick > tick, "a finished request joined"
                 by_finish_tick[finish_tick] = {request: None}
                 heapq.heappush(self._finish_ticks, finish_tick)
-            else:
-                finishing[request] = None
+        self.num_requests += num_requests
+        self.num_blocks += num_blocks
+        self._sum_of_origins_tokens += num_tokens - num_requests * tick
         if len(self._finish_ticks) > 2 * self.num_requests + 64:
             self._drop_empty_finish_ticks()
 
@@ -108,7 +113,7 @@ class Decodes:
             rounds = min(free_blocks // self.num_requests, max_ticks // block_size)
             num_ticks, num_blocks = rounds * block_size, rounds * self.num_requests
         phase = self.tick % block_size
-        for num_needing in map(len, self._by_phase[phase:] + self._by_phase[:phase]):
+        for num_needing in map(len, self._phases_twice[phase : phase + block_size]):
             num_blocks += num_needing
             if num_blocks > free_blocks or num_ticks == max_ticks:
                 return num_ticks, num_blocks - num_needing

@@ -203,7 +203,7 @@ class Engine:
             raise _refused(request, "min_tokens", f"0 to max_tokens, which is {request.max_tokens}")
 
         room_tokens = self.config.max_model_len - num_prompt_tokens
-        length_tokens = min(request.max_tokens, room_tokens)
+        length_tokens = request.max_tokens if request.max_tokens < room_tokens else room_tokens
         stop_tokens = None if request.stop_at is None else request.stop_at + 1
         if self._scheduler.version_rules.min_tokens_hold_back_length:
             if request.min_tokens > room_tokens:

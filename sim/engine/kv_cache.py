@@ -60,7 +60,12 @@ class KVCacheManager:
         """Get a waiting request its cached blocks and those for its first tokens; False, and nothing is done, if that
         is more than is free."""
         assert request.num_computed_tokens == 0, "a waiting request holds no blocks"
-        num_asked_blocks = self.admission_blocks(request, hits, num_new_tokens, keep_watermark)
+        if self.enable_caching or not self.reserve_full_isl:
+            num_asked_blocks = self.admission_blocks(request, hits, num_new_tokens, keep_watermark)
+        else:
+            num_asked_blocks = -(-(request.num_prompt_tokens + request.num_output_tokens) // self.block_size)
+            if keep_watermark:
+                num_asked_blocks += self.watermark_blocks
         if num_asked_blocks > self.free_blocks:
             return False
         request.kv_weight_version = self.prefix_cache.weight_version

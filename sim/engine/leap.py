@@ -62,7 +62,8 @@ def _decode(scheduler: Scheduler, leap: Leap, max_steps: int, *, stop_after_fini
         num_ticks, num_blocks = decodes.ticks_within(kv_cache.free_blocks, max_ticks)
         if num_ticks:
             kv_cache.take(num_blocks)
-            decodes.advance(num_ticks, num_blocks)
+            decodes.tick += num_ticks
+            decodes.num_blocks += num_blocks
             num_steps += num_ticks
             num_scheduled_tokens += num_ticks * decodes.num_requests
         if num_ticks < max_ticks:
@@ -171,13 +172,17 @@ def stays_out(scheduler: Scheduler) -> bool:
     is that it will not be later either, when there are fewer free blocks."""
     if not scheduler.waiting or scheduler.pause_state is not UNPAUSED:
         return True
-    kv_cache, config, head = scheduler.kv_cache_manager, scheduler.config, scheduler.waiting.peek_request()
+    kv_cache, config, head = scheduler.kv_cache_manager, scheduler.config, scheduler.waiting[0]
+    if kv_cache.reserve_full_isl and not kv_cache.enable_caching:
+        # The short way: it asks for room for all its tokens, now and later.
+        num_tokens = head.num_prompt_tokens + head.num_output_tokens
+        if -(-num_tokens // kv_cache.block_size) + kv_cache.watermark_blocks > kv_cache.free_blocks:
+            return True
+        if config.enable_chunked_prefill:
+            return len(scheduler.running) in (config.max_num_seqs, config.max_num_batched_tokens)
     token_budget = config.max_num_batched_tokens - scheduler.decodes.num_requests
     if token_budget == 0 or len(scheduler.running) == config.max_num_seqs:
         return True
-    if kv_cache.reserve_full_isl and not kv_cache.enable_caching and config.enable_chunked_prefill:
-        # The short way: what it asks for is room for all its tokens, now and later.
-        return kv_cache.admission_blocks(head, (), 0, True) > kv_cache.free_blocks
     hits, num_new_tokens = scheduler.first_chunk(head, token_budget, scheduler.prefill_cap_tokens())
     if kv_cache.may_hit_more(head, hits):
         return False

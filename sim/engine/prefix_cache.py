@@ -59,6 +59,9 @@ class Hit(NamedTuple):
     end: int
 
 
+NO_HITS: Sequence[Hit] = ()
+
+
 class FreeQueue:
     """Runs that nobody holds, the next to be evicted in front. A run was freed last block first, so it is evicted from
     its end."""

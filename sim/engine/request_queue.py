@@ -3,7 +3,7 @@
 import heapq
 from collections import deque
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Literal, Protocol
 
 from sim.engine.request import Request
 
@@ -14,11 +14,12 @@ class RequestQueue(Protocol):
     def prepend_request(self, request: Request, /) -> None:
         """Put back a request that was preempted."""
 
-    def peek_request(self) -> Request: ...
-
     def pop_request(self) -> Request: ...
 
     def remove(self, request: Request, /) -> None: ...
+
+    def __getitem__(self, index: Literal[0], /) -> Request:
+        """The next to be popped."""
 
     def __len__(self) -> int: ...
 
@@ -30,9 +31,6 @@ class FCFSRequestQueue(deque[Request]):
     add_request = deque.append
     prepend_request = deque.appendleft
     pop_request = deque.popleft
-
-    def peek_request(self) -> Request:
-        return self[0]
 
 
 class PriorityRequestQueue:
@@ -47,15 +45,15 @@ class PriorityRequestQueue:
     def prepend_request(self, request: Request, /) -> None:
         self.add_request(request)
 
-    def peek_request(self) -> Request:
-        return self._heap[0]
-
     def pop_request(self) -> Request:
         return heapq.heappop(self._heap)
 
     def remove(self, request: Request, /) -> None:
         self._heap.remove(request)
         heapq.heapify(self._heap)
+
+    def __getitem__(self, index: Literal[0], /) -> Request:
+        return self._heap[index]
 
     def __len__(self) -> int:
         return len(self._heap)

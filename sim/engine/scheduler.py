@@ -15,7 +15,7 @@ import msgspec
 from sim.engine.config import EngineConfig
 from sim.engine.decodes import EVERYBODY, Decodes
 from sim.engine.kv_cache import KVCacheManager
-from sim.engine.prefix_cache import Hit
+from sim.engine.prefix_cache import NO_HITS, Hit
 from sim.engine.request import FINISHED, NOT_STEADY, PREEMPTED, RUNNING, WAITING, Request
 from sim.engine.request_queue import create_request_queue
 
@@ -295,7 +295,9 @@ class Scheduler:
             victim = next(reversed(self.running))
             num_wanting -= victim in needing
             del self.running[victim]
-            self._leave_steady(victim)
+            if kv_cache.enable_caching:
+                kv_cache.prefix_cache.stop_growing(victim)
+            self.decodes.leave(victim)
             self._put_back(victim)
             victims.append(victim)
         kv_cache.take(num_wanting)
@@ -406,12 +408,16 @@ class Scheduler:
     def admit_waiting(self, token_budget: int, prefill_cap_tokens: int) -> Iterator[tuple[Request, Sequence[Hit], int]]:
         """Admit from the front of the queue; the first that cannot be admitted holds back all behind it. Yields, of
         each admitted, the cached blocks that it starts with and the tokens that it computes in this step."""
-        kv_cache, waiting, running = self.kv_cache_manager, self.waiting, self.running
-        num_slots, num_admissions = self.config.max_num_seqs - len(running), self._num_admissions
+        kv_cache, waiting, running, config = self.kv_cache_manager, self.waiting, self.running, self.config
+        num_slots, num_admissions = config.max_num_seqs - len(running), self._num_admissions
         while num_slots and token_budget and waiting:
-            request = waiting.peek_request()
-            hits, num_new_tokens = self.first_chunk(request, token_budget, prefill_cap_tokens)
-            if num_new_tokens > token_budget or not kv_cache.admit(request, hits, num_new_tokens, bool(running)):
+            request = waiting[0]
+            hits, num_new_tokens = NO_HITS, request.num_prompt_tokens + request.num_output_tokens
+            if kv_cache.enable_caching or num_new_tokens > token_budget or num_new_tokens > prefill_cap_tokens:
+                hits, num_new_tokens = self.first_chunk(request, token_budget, prefill_cap_tokens)
+                if num_new_tokens > token_budget:
+                    return
+            if not kv_cache.admit(request, hits, num_new_tokens, bool(running)):
                 return
             waiting.pop_request()
             running[request] = None
@@ -435,7 +441,7 @@ class Scheduler:
         """The cached blocks that a waiting request would start with and the tokens that it would compute first. With
         chunked prefill off these may be more than the budget, and then it has to wait."""
         num_new_tokens = request.num_prompt_tokens + request.num_output_tokens
-        hits: Sequence[Hit] = ()
+        hits = NO_HITS
         if self.kv_cache_manager.enable_caching:
             hits = self.kv_cache_manager.get_computed_blocks(request)
             num_new_tokens -= self.kv_cache_manager.num_hit_tokens(hits)

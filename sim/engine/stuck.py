@@ -36,7 +36,7 @@ class StuckWatch:
         if output.num_running or not scheduler.has_unfinished_requests():
             return None
         if not output.num_preemptions:
-            return self._why_refused(scheduler.waiting.peek_request())
+            return self._why_refused(scheduler.waiting[0])
         if output.outgrew_pool is None:
             return None
         progress = [(request.request_id, request.num_output_tokens) for request in scheduler.waiting]
