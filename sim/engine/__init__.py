@@ -5,7 +5,8 @@
     engine.add(EngineRequest(request_id="a", prompt_token_ids=range(10), max_tokens=8))
     engine.step().scheduled     # {"a": 10}
 
-Read `scheduler` first: a step is there. `kv_cache` has the blocks, `decodes` the reason why it is fast.
+Read `scheduler` first: a step is there. `kv_cache` and `prefix_cache` have the blocks; `decodes` and `leap` have the
+reason why it is fast.
 
 Left out, as they need a model or another worker: speculative decoding, images, LoRA, structured output, streaming
 input, KV connectors, sliding windows and Mamba layers (more than one kind of KV block), pipeline and data parallelism;

@@ -302,7 +302,9 @@ class Engine:
         num_uneventful = self.uneventful_steps(num_steps)
         if num_uneventful != num_steps:
             raise ValueError(f"num_steps={num_steps!r} is not possible: it must be at most {num_uneventful}")
-        self._add(take_steps(self._scheduler, num_steps, stop_after_finish=True))
+        leap = take_steps(self._scheduler, num_steps, stop_after_finish=True)
+        assert (leap.num_steps, leap.finished, leap.preempted) == (num_steps, [], []), "something happened in the leap"
+        self._add(leap)
         self._all_delivered = False
 
     def advance(self, until_step: int, *, stop_after_finish: bool = False) -> list[TokenRun]:

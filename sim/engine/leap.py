@@ -1,10 +1,14 @@
 """Many steps at once, where little happens but decoding.
 
 Between two events (an admission, a finish, a preemption, something from outside) each step gives every running request
-one token, and all that changes is known ahead (see `sim.engine.decodes`). So only the next event has to be found, and
-where it is one of the common ones it is let happen here as well, without a word about who got what. What this comes to
-is what `Scheduler.schedule` and `Scheduler.update_from_output` come to, and the tests compare the two. Whatever is less
-common is left to these: then there is no leap, and the next step is taken by itself.
+one token, and all that changes is known ahead (see `sim.engine.decodes`). So only the next event has to be found.
+
+The common events happen here as well, without a word about who got what: `_decode` has finishes and, under FCFS, the
+preemption of the last in the list; `_prefill` has admissions, with a prefill cut short by the token budget at most at
+the end of the list. It all comes to what `Scheduler.schedule` and `Scheduler.update_from_output` come to, and the tests
+compare the two. The rest is left to these: async scheduling, preemption under the priority policy, several prefills at
+once under long_prefill_token_threshold, a pool that one request outgrows, and whatever got a running request out of
+step with the others.
 """
 
 from collections.abc import Iterable, Sequence
@@ -62,8 +66,7 @@ def _decode(scheduler: Scheduler, leap: Leap, max_steps: int, *, stop_after_fini
         num_ticks, num_blocks = decodes.ticks_within(kv_cache.free_blocks, max_ticks)
         if num_ticks:
             kv_cache.take(num_blocks)
-            decodes.tick += num_ticks
-            decodes.num_blocks += num_blocks
+            decodes.advance(num_ticks, num_blocks)
             num_steps += num_ticks
             num_scheduled_tokens += num_ticks * decodes.num_requests
         if num_ticks < max_ticks:
@@ -178,8 +181,6 @@ def stays_out(scheduler: Scheduler) -> bool:
         num_tokens = head.num_prompt_tokens + head.num_output_tokens
         if -(-num_tokens // kv_cache.block_size) + kv_cache.watermark_blocks > kv_cache.free_blocks:
             return True
-        if config.enable_chunked_prefill:
-            return len(scheduler.running) in (config.max_num_seqs, config.max_num_batched_tokens)
     token_budget = config.max_num_batched_tokens - scheduler.decodes.num_requests
     if token_budget == 0 or len(scheduler.running) == config.max_num_seqs:
         return True
@@ -188,7 +189,7 @@ def stays_out(scheduler: Scheduler) -> bool:
         return False
     if num_new_tokens > token_budget:
         return True
-    # What it asks for falls no faster than the free blocks: a hit that is evicted has to be computed, unless a copy
+    # What it asks for falls no faster than the free blocks do: a hit that is evicted has to be computed, unless a copy
     # that somebody holds takes its place. But if just its first chunk has to fit, one lost hit may change a lot.
     if not kv_cache.reserve_full_isl and not all(hit.run.holders for hit in hits):
         return False

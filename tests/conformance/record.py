@@ -69,7 +69,7 @@ class Recorder:
 
     def record(self, scenario: Scenario) -> Scenario:
         """The scenario with the steps that the real scheduler took."""
-        return _Recording(self, scenario).run()
+        return Recording(self, scenario).run()
 
     def scheduler(self, engine: dict[str, Any]) -> Any:
         import torch
@@ -108,7 +108,7 @@ class Recorder:
         )
 
 
-class _Recording:
+class Recording:
     def __init__(self, recorder: Recorder, scenario: Scenario) -> None:
         self.vllm_version = recorder.version
         self.scenario = scenario
