@@ -73,13 +73,13 @@ def _decode(scheduler: Scheduler, leap: Leap, max_steps: int, *, stop_after_fini
             # The next step is short of blocks. As it preempts, it admits nobody.
             if not scheduler.is_fcfs or decodes.num_requests == 1:
                 break
-            victims = scheduler.preempt_for_steady()
+            victims, num_blocks = scheduler.preempt_for_steady()
             assert scheduler.running, "the last but one to be preempted leaves a block to the last"
             if len(victims) > 1:
                 victims.sort(key=attrgetter("request_id"))
             for victim in victims:
                 leap.preempted.append(victim.request_id)
-            decodes.advance(1, len(decodes.needing_block()))
+            decodes.advance(1, num_blocks)
             num_ticks += 1
             num_steps += 1
             num_scheduled_tokens += decodes.num_requests
@@ -176,14 +176,18 @@ def stays_out(scheduler: Scheduler) -> bool:
     if not scheduler.waiting or scheduler.pause_state is not UNPAUSED:
         return True
     kv_cache, config, head = scheduler.kv_cache_manager, scheduler.config, scheduler.waiting[0]
-    if kv_cache.reserve_full_isl and not kv_cache.enable_caching:
-        # The short way: it asks for room for all its tokens, now and later.
+    # The short way: it asks for room for all its tokens, now and later.
+    nothing_but_length_matters = kv_cache.reserve_full_isl and not kv_cache.enable_caching
+    if nothing_but_length_matters:
         num_tokens = head.num_prompt_tokens + head.num_output_tokens
         if -(-num_tokens // kv_cache.block_size) + kv_cache.watermark_blocks > kv_cache.free_blocks:
             return True
-    token_budget = config.max_num_batched_tokens - scheduler.decodes.num_requests
-    if token_budget == 0 or len(scheduler.running) == config.max_num_seqs:
+    num_running = scheduler.decodes.num_requests
+    if num_running == config.max_num_seqs or num_running == config.max_num_batched_tokens:
         return True
+    if nothing_but_length_matters and config.enable_chunked_prefill:
+        return False
+    token_budget = config.max_num_batched_tokens - num_running
     hits, num_new_tokens = scheduler.first_chunk(head, token_budget, scheduler.prefill_cap_tokens())
     if kv_cache.may_hit_more(head, hits):
         return False

@@ -219,7 +219,10 @@ class Scheduler:
         if len(finished) > 1:
             finished.sort(key=_running_order)
         for request in finished:
-            self.finish_request(request)
+            del self.running[request], self.requests[request.request_id]
+            self.singles.pop(request, None)
+            self.kv_cache_manager.free(request)
+            request.status = FINISHED
         return finished
 
     def _update_async(self, output: SchedulerOutput) -> list[Request]:
@@ -261,7 +264,7 @@ class Scheduler:
         if not self.singles and num_needing <= kv_cache.free_blocks:
             kv_cache.take(num_needing)
         elif not self.singles and self.is_fcfs:
-            victims = self.preempt_for_steady()
+            victims, _ = self.preempt_for_steady()
             output.preempted.update([request.request_id for request in victims])
             output.num_preemptions = len(victims)
             output.token_budget += len(victims)
@@ -283,25 +286,27 @@ class Scheduler:
                     break
         decodes.served_to = EVERYBODY
 
-    def preempt_for_steady(self) -> list[Request]:
+    def preempt_for_steady(self) -> tuple[list[Request], int]:
         """What the walk comes to if all are steady and the last is the victim: blocks go to those in front, and whoever
-        is preempted has had none. Returns the victims."""
-        needing, kv_cache = self.decodes.needing_block(), self.kv_cache_manager
+        is preempted has had none. Returns the victims and the number of blocks that the others got."""
+        kv_cache, decodes, running = self.kv_cache_manager, self.decodes, self.running
+        needing = decodes.needing_block()
         victims: list[Request] = []
-        num_wanting = len(needing)
-        while num_wanting > kv_cache.free_blocks:
-            num_wanting -= kv_cache.free_blocks
-            kv_cache.take(kv_cache.free_blocks)
-            victim = next(reversed(self.running))
-            num_wanting -= victim in needing
-            del self.running[victim]
+        num_wanted_blocks = len(needing)
+        while num_wanted_blocks > kv_cache.free_blocks:
+            if kv_cache.enable_caching:
+                # The victim's blocks come into the queue after the free ones have been taken.
+                num_wanted_blocks -= kv_cache.free_blocks
+                kv_cache.take(kv_cache.free_blocks)
+            victim, _ = running.popitem()
+            num_wanted_blocks -= victim in needing
             if kv_cache.enable_caching:
                 kv_cache.prefix_cache.stop_growing(victim)
-            self.decodes.leave(victim)
+            decodes.leave(victim)
             self._put_back(victim)
             victims.append(victim)
-        kv_cache.take(num_wanting)
-        return victims
+        kv_cache.take(num_wanted_blocks)
+        return victims, len(needing)
 
     def _budget_may_run_out(self, output: SchedulerOutput, prefill_cap_tokens: int) -> bool:
         """Whether one request may get fewer tokens than it wants while others come after it. vLLM refuses to start
