@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Literal, NamedTuple, get_args
 
 from sim.engine.config import EngineConfig
@@ -323,8 +324,9 @@ class Engine:
         finished_runs = [self._deliver(request, request.finish_reason) for request in finished]
         # Nobody else can have got a token.
         requests = dict.fromkeys(self._scheduler.running)
-        requests.update((self._scheduler.requests[i], None) for i in preempted if i in self._scheduler.requests)
-        runs = (self._deliver(request, None) for request in requests)
+        for victims in preempted:
+            requests.update(dict.fromkeys(sorted(victims, key=attrgetter("request_id"))))
+        runs = [self._deliver(request, None) for request in requests if request.status is not FINISHED]
         return finished_runs + [run for run in runs if run.num_tokens]
 
     def run(self) -> Run:
@@ -344,27 +346,28 @@ class Engine:
             stuck=self.stuck,
         )
 
-    def _take_steps(self, until_step: int, *, stop_after_finish: bool) -> tuple[list[Request], dict[str, None]]:
-        """Take steps, singly or many at once; returns the requests that finished and the ids of those preempted, each
-        in the order in which it happened to them."""
-        all_finished: list[Request] = []
-        all_preempted: dict[str, None] = {}
+    def _take_steps(self, until_step: int, *, stop_after_finish: bool) -> tuple[list[Request], list[Iterable[Request]]]:
+        """Take steps, singly or many at once; returns the requests that finished, in that order, and those that were
+        preempted, by step."""
+        scheduler = self._scheduler
+        finished: list[Request] = []
+        preempted: list[Iterable[Request]] = []
         for _ in range(until_step - self.steps_done):
-            if self.steps_done == until_step or (stop_after_finish and all_finished):
+            if self.steps_done == until_step or (stop_after_finish and finished):
                 break
-            leap = take_steps(self._scheduler, until_step - self.steps_done, stop_after_finish=stop_after_finish)
+            leap = take_steps(scheduler, until_step - self.steps_done, stop_after_finish=stop_after_finish)
             if leap.num_steps:
                 self._add(leap)
-                all_finished += [request for _, request in leap.finished]
-                all_preempted.update(dict.fromkeys(leap.preempted))
+                finished += [request for _, request in leap.finished]
+                preempted += leap.preempted
             elif self.stuck is not None or not self.has_work:
                 break
             else:
-                output = self._scheduler.schedule()
-                all_finished += self._update(output, self._output_to_process(output))
+                output = scheduler.schedule()
+                finished += self._update(output, self._output_to_process(output))
                 if output.preempted:
-                    all_preempted.update(dict.fromkeys(sorted(output.preempted)))
-        return all_finished, all_preempted
+                    preempted.append([scheduler.requests[i] for i in output.preempted if i in scheduler.requests])
+        return finished, preempted
 
     def _add(self, leap: Leap) -> None:
         if self._finish_step is not None:

@@ -100,9 +100,9 @@ class KVCacheManager:
         num_blocks = -(-request.num_computed_tokens // self.block_size)
         if self.enable_caching:
             num_blocks -= self.prefix_cache.release(request)
+            request.open_block_weight_version = None
         self.free_blocks += num_blocks
         request.num_computed_tokens = 0
-        request.open_block_weight_version = None
 
     def num_hit_tokens(self, hits: Sequence[Hit]) -> int:
         return self.block_size * sum([end - start for _, start, end in hits]) if hits else 0
@@ -142,5 +142,5 @@ class KVCacheManager:
 
     def mark_open_block(self, request: Request, num_tokens: int) -> None:
         """Note, before the weights change, that they have computed part of the block the request is filling."""
-        if num_tokens % self.block_size and request.open_block_weight_version is None:
+        if self.enable_caching and num_tokens % self.block_size and request.open_block_weight_version is None:
             request.open_block_weight_version = self.prefix_cache.weight_version

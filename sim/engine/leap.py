@@ -13,7 +13,6 @@ step with the others.
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from operator import attrgetter
 
 import msgspec
 
@@ -29,7 +28,8 @@ class Leap(msgspec.Struct, eq=False):
     num_scheduled_tokens: int = 0
     finished: list[tuple[int, Request]] = []
     """Each with the number of the step, counted from 1."""
-    preempted: list[str] = []
+    preempted: list[list[Request]] = []
+    """Those of each step that preempted."""
     stale_cached_tokens: list[tuple[Request, int]] = []
     """As in `SchedulerOutput`, as are the following, which are those of the last step."""
     num_decodes: int = 0
@@ -58,8 +58,8 @@ def _decode(scheduler: Scheduler, leap: Leap, max_steps: int, *, stop_after_fini
     """
     decodes, kv_cache = scheduler.decodes, scheduler.kv_cache_manager
     first_step = num_steps = leap.num_steps
-    num_scheduled_tokens = 0
-    while decodes.num_requests:
+    num_decodes, num_scheduled_tokens = decodes.num_requests, 0
+    while num_decodes:
         ticks_to_finish, max_ticks = decodes.ticks_to_finish(), max_steps - num_steps
         if max_ticks > ticks_to_finish:
             max_ticks = ticks_to_finish
@@ -68,27 +68,26 @@ def _decode(scheduler: Scheduler, leap: Leap, max_steps: int, *, stop_after_fini
             kv_cache.take(num_blocks)
             decodes.advance(num_ticks, num_blocks)
             num_steps += num_ticks
-            num_scheduled_tokens += num_ticks * decodes.num_requests
+            num_scheduled_tokens += num_ticks * num_decodes
         if num_ticks < max_ticks:
             # The next step is short of blocks. As it preempts, it admits nobody.
-            if not scheduler.is_fcfs or decodes.num_requests == 1:
+            if num_decodes == 1 or not scheduler.is_fcfs:
                 break
             victims, num_blocks = scheduler.preempt_for_steady()
             assert scheduler.running, "the last but one to be preempted leaves a block to the last"
-            if len(victims) > 1:
-                victims.sort(key=attrgetter("request_id"))
-            for victim in victims:
-                leap.preempted.append(victim.request_id)
+            leap.preempted.append(victims)
             decodes.advance(1, num_blocks)
             num_ticks += 1
             num_steps += 1
-            num_scheduled_tokens += decodes.num_requests
+            num_decodes = decodes.num_requests
+            num_scheduled_tokens += num_decodes
         if num_ticks == ticks_to_finish:
-            leap.num_decodes, leap.num_kv_tokens = decodes.num_requests, decodes.num_kv_tokens
+            leap.num_decodes, leap.num_kv_tokens = num_decodes, decodes.num_kv_tokens
             for request in scheduler.end_step(()):
                 leap.finished.append((num_steps, request))
             if stop_after_finish:
                 break
+            num_decodes = decodes.num_requests
         if num_steps == max_steps or not stays_out(scheduler):
             break
     if num_steps == first_step:
