@@ -26,6 +26,8 @@ class KVCacheManager:
         self.watermark_blocks = config.watermark_blocks
         self.enable_caching = config.enable_prefix_caching
         self.reserve_full_isl = config.scheduler_reserve_full_isl
+        self.only_length_matters = self.reserve_full_isl and not self.enable_caching
+        """Whether an admission asks for room for all tokens of the request, and for nothing else."""
         self.free_blocks = self.usable_blocks
         """Nameless ones, and those in the free queue of the prefix cache."""
         self.prefix_cache = PrefixCache(config.block_size, decodes)
@@ -60,13 +62,7 @@ class KVCacheManager:
         """Get a waiting request its cached blocks and those for its first tokens; False, and nothing is done, if that
         is more than is free."""
         assert request.num_computed_tokens == 0, "a waiting request holds no blocks"
-        if self.enable_caching or not self.reserve_full_isl:
-            num_asked_blocks = self.admission_blocks(request, hits, num_new_tokens, keep_watermark)
-        else:
-            num_asked_blocks = -(-(request.num_prompt_tokens + request.num_output_tokens) // self.block_size)
-            if keep_watermark:
-                num_asked_blocks += self.watermark_blocks
-        if num_asked_blocks > self.free_blocks:
+        if self.admission_blocks(request, hits, num_new_tokens, keep_watermark) > self.free_blocks:
             return False
         request.kv_weight_version = self.prefix_cache.weight_version
         if not self.enable_caching:

@@ -175,16 +175,15 @@ def stays_out(scheduler: Scheduler) -> bool:
     if not scheduler.waiting or scheduler.pause_state is not UNPAUSED:
         return True
     kv_cache, config, head = scheduler.kv_cache_manager, scheduler.config, scheduler.waiting[0]
-    # The short way: it asks for room for all its tokens, now and later.
-    nothing_but_length_matters = kv_cache.reserve_full_isl and not kv_cache.enable_caching
-    if nothing_but_length_matters:
+    if kv_cache.only_length_matters:
+        # This is asked after every event, so it is spelled out: admission_blocks, without a call.
         num_tokens = head.num_prompt_tokens + head.num_output_tokens
         if -(-num_tokens // kv_cache.block_size) + kv_cache.watermark_blocks > kv_cache.free_blocks:
             return True
     num_running = scheduler.decodes.num_requests
     if num_running == config.max_num_seqs or num_running == config.max_num_batched_tokens:
         return True
-    if nothing_but_length_matters and config.enable_chunked_prefill:
+    if kv_cache.only_length_matters and config.enable_chunked_prefill:
         return False
     token_budget = config.max_num_batched_tokens - num_running
     hits, num_new_tokens = scheduler.first_chunk(head, token_budget, scheduler.prefill_cap_tokens())

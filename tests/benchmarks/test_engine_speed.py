@@ -23,8 +23,8 @@ LEAST_TOKENS_PER_S = {"W1": 1_000_000, "RL": 1_000_000}
 """Of plain stepping."""
 GOALS = {"RL": (100_000_000, 1000), "W1": (50_000_000, 600), "GRPO": (12_000_000, 150)}
 """Of leaping: decode tokens a second on an idle core, and times the real scheduler."""
-LEAST_TIMES_STEPPING = {"RL": 3, "W1_tight": 3, "W1": 2.5, "GRPO": 1.3}
-"""Of leaping. Measured on an idle core: 8, 9, 6 and 2.5."""
+LEAST_TIMES_STEPPING = {"RL": 2.5, "W1_tight": 1.5, "W1": 1.5, "GRPO": 1.2}
+"""Of leaping. Measured on an idle core: 7, 4, 4 and 2."""
 
 
 def step_to_the_end(load: dict[str, Any]) -> Engine:

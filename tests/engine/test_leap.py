@@ -9,6 +9,10 @@ import pytest
 
 from sim.engine import Engine, EngineConfig, Run, leap
 from sim.engine.decodes import Decodes
+from sim.engine.kv_cache import KVCacheManager
+from sim.engine.prefix_cache import Chain, PrefixCache
+from sim.engine.request import Request
+from sim.engine.scheduler import Scheduler
 from tests.conformance.replay import happen, read_schedules
 from tests.conformance.scenarios import Scenario, random_scenario
 from tests.engine.audit import audit, found, settle, state
@@ -156,38 +160,72 @@ def test_recorded_scenarios(name: str) -> None:
         assert difference({**schedule, "engine": engine}, random.Random(number)) is None
 
 
-def _one_tick_too_many(self: Decodes, free_blocks: int, max_ticks: int) -> tuple[int, int]:
+ticks_within, ticks_to_finish, settle_chain = Decodes.ticks_within, Decodes.ticks_to_finish, PrefixCache._settle
+
+
+GENERATED_WHILE_IT_WAITS = {
+    "name": "generated while it waits",
+    "engine": {
+        "block_size": 4,
+        "num_gpu_blocks": 100,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 100,
+        "enable_chunked_prefill": False,
+    },
+    "events": [
+        {**request, "before_step": 1, "op": "add", "stop_at": None, "priority": 0, "arrival": 0}
+        for request in (
+            {"id": "a", "index": 0, "prompt": range(4), "max_tokens": 60},
+            {"id": "b", "index": 1, "prompt": [*range(4), *range(100_000, 100_040)], "max_tokens": 9},
+        )
+    ],
+}
+
+
+def one_tick_too_many(self: Decodes, free_blocks: int, max_ticks: int) -> tuple[int, int]:
     num_ticks, num_blocks = ticks_within(self, free_blocks, max_ticks)
     return min(num_ticks + 1, max_ticks), num_blocks
 
 
-def _finishes_later(self: Decodes) -> int:
+def one_tick_later(self: Decodes) -> int:
     return ticks_to_finish(self) + 1
 
 
-ticks_within, ticks_to_finish = Decodes.ticks_within, Decodes.ticks_to_finish
+def nobody_preempted(self: Scheduler) -> tuple[list[Request], int]:
+    return [], len(self.decodes.needing_block())
+
+
+def grows_unseen(self: PrefixCache, chain: Chain) -> None:
+    if len(chain.growing) == 1:
+        settle_chain(self, chain)
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "wrong"),
     [
-        (Decodes, "ticks_within", _one_tick_too_many),
-        (Decodes, "ticks_to_finish", _finishes_later),
+        (Decodes, "ticks_within", one_tick_too_many),
+        (Decodes, "ticks_to_finish", one_tick_later),
+        (Scheduler, "preempt_for_steady", nobody_preempted),
         (leap, "stays_out", lambda _: True),
+        (KVCacheManager, "may_hit_more", lambda *_: False),
+        (PrefixCache, "_settle", grows_unseen),
     ],
+    ids=["shortage", "finish", "preemption", "admission", "hit in mid-leap", "equal outputs"],
 )
 def test_a_wrong_leap_is_noticed(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, wrong: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(owner, name, wrong)
 
-    def is_noticed(number: int) -> bool:
+    def is_noticed(scenario: Scenario) -> bool:
         try:
-            return difference_in(number) is not None
-        except AssertionError:
+            return difference(scenario, random.Random(0)) is not None
+        except (AssertionError, KeyError, IndexError):
             return True
 
-    assert any(is_noticed(number) for number in range(100))
+    scenarios = (random_scenario(SEED, number) for number in range(200))
+    assert any(is_noticed(scenario) for scenario in (GENERATED_WHILE_IT_WAITS, *scenarios))
 
 
 def test_most_steps_of_a_rollout_are_leapt() -> None:
@@ -209,3 +247,35 @@ def test_a_leap_over_an_event_is_refused() -> None:
     engine.step()
     with pytest.raises(ValueError, match="num_steps=4 is not possible: it must be at most 3"):
         engine.leap(4)
+
+
+def test_a_prompt_that_is_generated_while_it_waits_is_admitted_in_its_step() -> None:
+    assert difference(GENERATED_WHILE_IT_WAITS, random.Random(0)) is None
+    log = Log(GENERATED_WHILE_IT_WAITS)
+    for event in GENERATED_WHILE_IT_WAITS["events"]:
+        log.happen(event)
+    log.step_to(28)
+    assert list(state(log.engine)["running"]) == ["a"]
+    assert log.engine.uneventful_steps(10) == 0
+    log.step_to(29)  # now 32 of its 44 tokens are cached, and 12 fit into the budget
+    assert list(state(log.engine)["running"]) == ["a", "b"]
+
+
+def test_a_head_that_nothing_helps_does_not_stop_a_leap() -> None:
+    engine = make_engine(num_gpu_blocks=16)
+    add(engine, "a", 8, max_tokens=30)
+    add(engine, "b", 56)
+    engine.step()
+    assert engine.uneventful_steps(100) == 28
+
+
+def test_leaps_go_on_over_events_that_the_caller_does_not_ask_for() -> None:
+    engine = make_engine(num_gpu_blocks=7)
+    add_all(engine, {"a": 6, "b": 6, "c": 6})
+    runs = engine.advance(until_step=100)
+    assert [(run.request_id, run.num_tokens, run.finish_reason) for run in runs] == [
+        ("a", 8, "length"),
+        ("b", 8, "length"),
+        ("c", 8, "length"),
+    ]
+    assert (engine.steps_done, engine.preemptions) == (14, 2)
