@@ -417,6 +417,7 @@ class Scheduler:
         num_slots, num_admissions = config.max_num_seqs - len(running), self._num_admissions
         while num_slots and token_budget and waiting:
             request = waiting[0]
+            # Without a cache a request that fits is its own first chunk.
             hits, num_new_tokens = NO_HITS, request.num_prompt_tokens + request.num_output_tokens
             if kv_cache.enable_caching or num_new_tokens > token_budget or num_new_tokens > prefill_cap_tokens:
                 hits, num_new_tokens = self.first_chunk(request, token_budget, prefill_cap_tokens)
