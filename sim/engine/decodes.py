@@ -122,9 +122,11 @@ class Decodes:
 
     def ticks_to_finish(self) -> int:
         """Ticks until, and with, the one that finishes somebody. There must be somebody."""
-        while not self._by_finish_tick[self._finish_ticks[0]]:
+        finish_tick = self._finish_ticks[0]
+        while not self._by_finish_tick[finish_tick]:
             del self._by_finish_tick[heapq.heappop(self._finish_ticks)]
-        return self._finish_ticks[0] - self.tick
+            finish_tick = self._finish_ticks[0]
+        return finish_tick - self.tick
 
     def advance(self, num_ticks: int, num_blocks: int) -> None:
         """Let ticks pass, in which they take these blocks. To be followed by `finish`."""

@@ -16,7 +16,7 @@ from itertools import chain
 
 import msgspec
 
-from sim.engine.prefix_cache import Hit
+from sim.engine.prefix_cache import NO_HITS, Hit
 from sim.engine.request import RUNNING, Request
 from sim.engine.scheduler import UNPAUSED, Scheduler
 
@@ -108,7 +108,7 @@ def _prefill(scheduler: Scheduler, leap: Leap) -> bool:
         return False
     token_budget = scheduler.config.max_num_batched_tokens - decodes.num_requests
     num_needing = len(decodes.needing_block())
-    unfinished: list[tuple[Request, Sequence[Hit], int]] = []
+    prefills: Iterable[tuple[Request, Sequence[Hit], int]] = ()
     if singles:
         last = next(reversed(scheduler.running))
         num_chunk_tokens = min(last.num_tokens - last.num_computed_tokens, token_budget)
@@ -116,21 +116,21 @@ def _prefill(scheduler: Scheduler, leap: Leap) -> bool:
             return False
         if num_needing + kv_cache.missing_blocks(last, num_chunk_tokens) > kv_cache.free_blocks:
             return False
-        unfinished.append((last, (), num_chunk_tokens))
+        prefills = ((last, NO_HITS, num_chunk_tokens),)
     elif num_needing > kv_cache.free_blocks:
         return False
 
     kv_cache.take(num_needing)
     decodes.advance(1, num_needing)
     num_decodes, num_prefill_tokens, num_kv_tokens = decodes.num_requests, 0, decodes.num_kv_tokens
-    for request, _, num_new_tokens in unfinished:
+    for request, _, num_new_tokens in prefills:
         kv_cache.allocate(request, num_new_tokens)
         token_budget -= num_new_tokens
-    admitted: Iterable[tuple[Request, Sequence[Hit], int]] = ()
     if scheduler.pause_state is UNPAUSED:
         admitted = scheduler.admit_waiting(token_budget, scheduler.config.max_model_len)
+        prefills = chain(prefills, admitted) if singles else admitted
     sampled: list[Request] = []
-    for request, hits, num_new_tokens in chain(unfinished, admitted):
+    for request, hits, num_new_tokens in prefills:
         if hits:
             request.num_computed_tokens = kv_cache.num_hit_tokens(hits)
             if request.kv_weight_version < kv_cache.prefix_cache.weight_version:

@@ -214,7 +214,10 @@ class Scheduler:
             joining: list[Request] = []
             for request in sampled:
                 request.num_output_tokens = num_output_tokens = request.num_output_tokens + 1
-                (finished if num_output_tokens == request.final_output_tokens else joining).append(request)
+                if num_output_tokens == request.final_output_tokens:
+                    finished.append(request)
+                else:
+                    joining.append(request)
             self._join_steady(joining)
         if len(finished) > 1:
             finished.sort(key=_running_order)
