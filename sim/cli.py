@@ -26,7 +26,7 @@ _DEFAULT_SECONDS = 10.0
 _RESCUE_FOLDER = Path("found")
 
 
-_ELSEWHERE = {"preflight": "sim.preflight.command"}
+_ELSEWHERE = {"preflight": "sim.preflight.command", "waste": "sim.waste.command"}
 """Commands that live in rooms of their own: command → module with a click command of that name."""
 
 

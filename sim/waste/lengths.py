@@ -140,7 +140,15 @@ LOADS: Mapping[str, Named] = {
 }
 
 
-def named(name: str, count: int, seed: int, *, most_prompt: int, most_response: int) -> Lengths:
+def of_distributions(prompts: str, responses: str, count: int, seed: int, *, most_prompt: int) -> Lengths:
+    """A load drawn from two distributions."""
+    return Lengths(
+        drawn(distribution(prompts), count, seed, most_prompt),
+        drawn(distribution(responses), count, seed + 1, MAX_TOKENS)[:, None],
+    )
+
+
+def named(name: str, count: int, seed: int, *, most_prompt: int) -> Lengths:
     """A named load of `count` responses. Raises `LengthsError` that lists the known names."""
     load = LOADS.get(name)
     if load is None:
@@ -149,7 +157,7 @@ def named(name: str, count: int, seed: int, *, most_prompt: int, most_response: 
     prompts = np.repeat(drawn(distribution(load.prompts), groups, seed, most_prompt), load.group)[:count]
     columns = []
     for turn in range(load.turns):
-        lengths = drawn(distribution(load.responses), count, seed + 1 + turn, most_response)
+        lengths = drawn(distribution(load.responses), count, seed + 1 + turn, MAX_TOKENS)
         endless = round(load.never_stop * count)
         places = random.Random(seed + 101 + turn).sample(range(count), endless)
         lengths[places] = NEVER
@@ -184,6 +192,26 @@ def read(path: Path, response_length: int) -> Lengths:
         responses[cut] = NEVER
         note = f"{int(cut.sum())} of {len(pairs)} responses were cut at {response_length}: taken not to stop"
     return Lengths(prompts, responses[:, None], note=note)
+
+
+def fitting(load: Lengths, most_prompt: int, name: str) -> Lengths:
+    """The load without the prompts beyond `most_prompt`, as verl's data loader leaves them out."""
+    fits = load.prompts <= most_prompt
+    left_out = int((~fits).sum())
+    if not left_out:
+        return load
+    if left_out == len(load):
+        raise LengthsError(f"{name}: every prompt is longer than {most_prompt} tokens (prompt_length, max_model_len)")
+    note = f"{left_out} of {len(load)} prompts are longer than {most_prompt} and left out"
+    notes = f"{load.note}; {note}" if load.note else note
+    return Lengths(load.prompts[fits], load.responses[fits], load.tool_tokens, load.tool_time_s, notes)
+
+
+def resized(load: Lengths, count: int, seed: int) -> Lengths:
+    """`count` responses of a load: all of it as often as it goes in, and for the rest a draw without repetition."""
+    order = [index for _ in range(count // len(load)) for index in range(len(load))]
+    order += random.Random(seed).sample(range(len(load)), count % len(load))
+    return Lengths(load.prompts[order], load.responses[order], load.tool_tokens, load.tool_time_s, load.note)
 
 
 def _lines(path: Path) -> Iterable[tuple[int, Any]]:

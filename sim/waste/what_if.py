@@ -41,6 +41,10 @@ SAMPLE = 40
 
 MOST_FAULTS = 100_000
 
+UPDATE_MODES = ("colocated", "separate")
+"""`colocated`: every replica stays in the balancer. `separate`: the first half leaves it for the update, rejects what
+still arrives, and is added again, as the hybrid replicas of verl's separate-async trainer."""
+
 How = Literal["computed", "simulated"]
 
 
@@ -58,12 +62,17 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     budget: Budget
     server: ServerSettings = ServerSettings()
     replicas: int = 1
+    update_mode: str = UPDATE_MODES[0]
     pause_s: float = 1.0
     spread_s: float | None = None
-    """Over how long responses arrive, evenly; None: over the time that a mean response takes."""
+    """Over how long responses arrive, evenly; None: all at once, unless `with_spread` finds a better one."""
     seed: int = 0
     simulate: bool = False
     """Whether everything is simulated, even where computing it is exact."""
+
+    @property
+    def leaving(self) -> tuple[int, ...]:
+        return tuple(range(self.replicas // 2)) if self.update_mode == "separate" else ()
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,12 @@ def compare(
     return comparison
 
 
+def check_setting(setting: Setting) -> None:
+    """Raises `WhatIfError` where a setting is impossible."""
+    if setting.update_mode == "separate" and setting.replicas < 2:
+        raise WhatIfError("update mode separate needs 2 replicas or more: half of them leave, the others stay")
+
+
 def pace_of(setting: Setting, interval: int | None) -> Pace:
     token_ns = to_ns(setting.server.token_time_s)
     return Pace(token_ns, to_ns(setting.server.prefill_s), (interval or 0) * token_ns, to_ns(setting.pause_s))
@@ -133,7 +148,8 @@ def _row(setting: Setting, load: Lengths, policy: Policy, interval: int | None, 
     client = policy.builtin_client
     arrivals = arrivals_ns(setting, load)
     computed = None
-    if not setting.simulate and load.turns == 1 and client is not None and not setting.server.admission_s:
+    independent = load.turns == 1 and not setting.server.admission_s and not setting.leaving
+    if not setting.simulate and independent and client is not None:
         assert client in ("deferred", "pinned")
 
         def compute(chosen: NDArray[np.int64]) -> Waste | None:
@@ -162,15 +178,21 @@ def _row(setting: Setting, load: Lengths, policy: Policy, interval: int | None, 
 # Worlds
 
 
+def with_spread(setting: Setting, load: Lengths, intervals: list[int | None]) -> Setting:
+    """The setting with its spread, if it has none: the longest interval, so that an update finds responses at every
+    stage, as it does in a run that goes on and on; and no less than the time that a mean response takes."""
+    if setting.spread_s is not None:
+        return setting
+    usual = np.minimum(load.responses, setting.budget.response_length).sum(axis=1)
+    longest = max([float(usual.mean()), *(interval for interval in intervals if interval is not None)])
+    return msgspec.structs.replace(setting, spread_s=longest * setting.server.token_time_s)
+
+
 def arrivals_ns(setting: Setting, load: Lengths) -> NDArray[np.int64]:
     """When each response arrives: evenly over the spread, in the order of the load, on the tick."""
     token_ns = to_ns(setting.server.token_time_s)
-    spread_s = setting.spread_s
-    if spread_s is None:
-        usual = np.minimum(load.responses, setting.budget.response_length).sum(axis=1)
-        spread_s = float(usual.mean()) * setting.server.token_time_s
     tick_ns = ARRIVAL_TICK_TOKENS * token_ns
-    ticks = np.arange(len(load)) * to_ns(spread_s) // (len(load) * tick_ns)
+    ticks = np.arange(len(load)) * (to_ns(setting.spread_s or 0.0) // len(load)) // tick_ns
     return ticks * tick_ns + _ARRIVAL_OFFSET_TOKENS * token_ns
 
 
@@ -224,7 +246,7 @@ def _updates(setting: Setting, load: Lengths, interval: int | None, last_arrival
             f"an update every {interval} tokens makes {count} updates; at most {MOST_FAULTS} are possible"
         )
     for number in range(1, count + 1):
-        yield WeightUpdate(AtTime(number * pace.update_ns / NS_PER_S), setting.pause_s)
+        yield WeightUpdate(AtTime(number * pace.update_ns / NS_PER_S), setting.pause_s, setting.leaving)
 
 
 # One response
@@ -243,7 +265,7 @@ def single_case(
     return Case(
         budget=setting.budget,
         sessions=(Session(prompt_tokens, (Turn(stops_after),)),),
-        faults=tuple(WeightUpdate(AfterTokens(0, tokens), setting.pause_s) for tokens in thresholds),
+        faults=tuple(WeightUpdate(AfterTokens(0, tokens), setting.pause_s, setting.leaving) for tokens in thresholds),
         replicas=setting.replicas,
         server=setting.server,
         router=Router(sticky=policy.sticky),
