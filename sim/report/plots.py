@@ -67,7 +67,7 @@ def _plain(axes: "Axes") -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_FAINT)
-    axes.tick_params(colors=_INK, length=0, labelsize=9)
+    axes.tick_params(colors=_INK, length=0, labelsize=9, pad=6)
 
 
 def _draw_lines(axes: "Axes", rows: Sequence[Row]) -> None:
@@ -125,26 +125,34 @@ def _name_lines(axes: "Axes", ends: dict[float, list[tuple[str, str]]], x: int) 
 def _draw_stories(axes: "Axes", stories: Sequence[Story], title: str) -> None:
     """A row a policy, a block an attempt, coloured by what became of its tokens."""
     seen: dict[str, None] = {}
-    end_s = max((part.end_ns for story in stories for span in story.spans for part in span.parts), default=1) / NS_PER_S
+    spans = [span for story in stories for span in story.spans]
+    sent_ns = min((span.sent_ns for span in spans), default=0)
+    end_s = (max((part.end_ns for span in spans for part in span.parts), default=1) - sent_ns) / NS_PER_S
     for row, story in enumerate(stories):
         parts = [part for span in story.spans for part in span.parts]
         for part in parts:
             seen[part.fate] = None
-            start_s, width_s = part.start_ns / NS_PER_S, (part.end_ns - part.start_ns) / NS_PER_S
+            start_s, width_s = (part.start_ns - sent_ns) / NS_PER_S, (part.end_ns - part.start_ns) / NS_PER_S
             axes.barh(row, width_s, 0.52, start_s, color=FATE_COLOURS[part.fate], edgecolor="white", linewidth=0.8)
-        last_s = max((part.end_ns for part in parts), default=0) / NS_PER_S
+        last_s = (max((part.end_ns for part in parts), default=sent_ns) - sent_ns) / NS_PER_S
         axes.text(last_s + 0.012 * end_s, row, _spelled_sum(parts), va="center", fontsize=9, color=_INK)
     axes.set_yticks(range(len(stories)), [story.policy for story in stories])
     axes.set_ylim(len(stories) - 0.5, -0.62)
     axes.set_xlim(0, end_s * 1.2)
-    axes.set_xlabel("virtual seconds; each block is an attempt, each gap a weight update", fontsize=9, color=_INK)
+    axes.set_xlabel("virtual seconds since it was sent", fontsize=9, color=_INK, loc="left")
     axes.set_title(title, loc="left", fontsize=11, color=_INK)
     handles = [
         axes.barh(0, 0, color=FATE_COLOURS[fate], label=fate) for fate in ("kept", *FATES) if seen.pop(fate, 1) is None
     ]
     if handles:
         axes.legend(
-            handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(handles), frameon=False, fontsize=9
+            handles=handles,
+            loc="upper right",
+            bbox_to_anchor=(1, 0),
+            borderaxespad=2.2,
+            ncols=len(handles),
+            frameon=False,
+            fontsize=9,
         )
     _plain(axes)
 

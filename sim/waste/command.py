@@ -94,7 +94,7 @@ _load = _group(
         "--spread",
         "spread_s",
         type=click.FloatRange(0),
-        help="Seconds over which they arrive, evenly (the longest interval).",
+        help="Seconds over which they arrive, evenly (default: whole update intervals).",
     ),
     click.option("--seed", type=click.IntRange(0, 2**32), default=0, help="Of the draws."),
 )
@@ -308,14 +308,14 @@ def _run_load(options: _Options) -> None:
     if given["stops_after"] is not None:
         raise click.UsageError("--stops-after is about one response; --responses gives the lengths of a load")
     load = _load_of(options)
-    intervals = _intervals(given["updates"] or DEFAULT_UPDATES, options.setting)
-    setting = what_if.with_spread(options.setting, load, intervals)
+    setting = options.setting
+    intervals = _intervals(given["updates"] or DEFAULT_UPDATES, setting)
     with _progress() as tick:
         comparison = what_if.compare(setting, load, options.policies, intervals, tick)
     if given["csv_path"] is not None:
         given["csv_path"].write_text(report.comparison_csv(comparison, options.price), encoding="utf-8")
     if given["plot"] is not None and comparison.rows and not comparison.interrupted:
-        stories, of_story = _stories(options, setting, load, intervals)
+        stories, of_story = _stories(options, load, intervals)
         about = f"{_about_load(options, load)}\n{options.about}"
         plots.draw(given["plot"], comparison.rows, stories, about, of_story)
     if given["as_json"]:
@@ -382,13 +382,12 @@ def _interval(text: str, setting: Setting) -> list[int | None]:
     return list(whole)
 
 
-def _stories(
-    options: _Options, setting: Setting, load: lengths.Lengths, intervals: list[int | None]
-) -> tuple[list[plots.Story], str]:
+def _stories(options: _Options, load: lengths.Lengths, intervals: list[int | None]) -> tuple[list[plots.Story], str]:
     """The longest response of the load in each policy's world, and what it is; of equals the shortest prompt.
 
     Shown at the longest interval that still aborts it a few times.
     """
+    setting = options.setting
     usual = load.responses.clip(max=2 * setting.budget.response_length).sum(axis=1)
     index = int(np.lexsort((load.prompts, -usual))[0])
     given = sorted(interval for interval in intervals if interval is not None)
@@ -399,8 +398,9 @@ def _stories(
         case = what_if.case_of(setting, load, policy, interval, [index])
         trace, _ = what_if.run_single(case, policy)
         stories.append(plots.Story(policy.name, spans_of(case, trace)))
-    of_story = f"The longest response, an update every {report.spelled_interval(interval)} tokens"
-    return stories, of_story if interval is not None else "The longest response"
+    if interval is None:
+        return stories, "The longest response"
+    return stories, f"The longest response, aborted by an update every {interval:,} tokens"
 
 
 def _about_load(options: _Options, load: lengths.Lengths) -> str:

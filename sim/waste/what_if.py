@@ -65,7 +65,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     update_mode: str = UPDATE_MODES[0]
     pause_s: float = 1.0
     spread_s: float | None = None
-    """Over how long responses arrive, evenly; None: all at once, unless `with_spread` finds a better one."""
+    """Over how long responses arrive, evenly; None: over whole update intervals, as many as a mean response takes,
+    so that an update finds responses at every stage alike, as it does in a run that goes on and on."""
     seed: int = 0
     simulate: bool = False
     """Whether everything is simulated, even where computing it is exact."""
@@ -146,7 +147,7 @@ def check_interval(setting: Setting, interval: int | None) -> None:
 
 def _row(setting: Setting, load: Lengths, policy: Policy, interval: int | None, comparison: Comparison) -> Row:
     client = policy.builtin_client
-    arrivals = arrivals_ns(setting, load)
+    arrivals = arrivals_ns(setting, load, interval)
     computed = None
     independent = load.turns == 1 and not setting.server.admission_s and not setting.leaving
     if not setting.simulate and independent and client is not None:
@@ -178,21 +179,17 @@ def _row(setting: Setting, load: Lengths, policy: Policy, interval: int | None, 
 # Worlds
 
 
-def with_spread(setting: Setting, load: Lengths, intervals: list[int | None]) -> Setting:
-    """The setting with its spread, if it has none: the longest interval, so that an update finds responses at every
-    stage, as it does in a run that goes on and on; and no less than the time that a mean response takes."""
-    if setting.spread_s is not None:
-        return setting
-    usual = np.minimum(load.responses, setting.budget.response_length).sum(axis=1)
-    longest = max([float(usual.mean()), *(interval for interval in intervals if interval is not None)])
-    return msgspec.structs.replace(setting, spread_s=longest * setting.server.token_time_s)
-
-
-def arrivals_ns(setting: Setting, load: Lengths) -> NDArray[np.int64]:
+def arrivals_ns(setting: Setting, load: Lengths, interval: int | None) -> NDArray[np.int64]:
     """When each response arrives: evenly over the spread, in the order of the load, on the tick."""
     token_ns = to_ns(setting.server.token_time_s)
+    if setting.spread_s is not None:
+        spread_ns = to_ns(setting.spread_s)
+    else:
+        usual = np.minimum(load.responses, setting.budget.response_length).sum(axis=1)
+        mean_tokens = round(float(usual.mean()))
+        spread_ns = token_ns * (mean_tokens if interval is None else interval * -(-mean_tokens // interval))
     tick_ns = ARRIVAL_TICK_TOKENS * token_ns
-    ticks = np.arange(len(load)) * (to_ns(setting.spread_s or 0.0) // len(load)) // tick_ns
+    ticks = np.arange(len(load)) * (spread_ns // len(load)) // tick_ns
     return ticks * tick_ns + _ARRIVAL_OFFSET_TOKENS * token_ns
 
 
@@ -212,7 +209,7 @@ def _check_ended(trace: Trace) -> None:
 
 def case_of(setting: Setting, load: Lengths, policy: Policy, interval: int | None, chosen: list[int]) -> Case:
     """The world of some responses of a load, with as many weight updates as it can need."""
-    arrivals = arrivals_ns(setting, load)
+    arrivals = arrivals_ns(setting, load, interval)
     sessions = tuple(_session(load, index, int(arrivals[index]) / NS_PER_S) for index in chosen)
     return Case(
         budget=setting.budget,

@@ -38,7 +38,7 @@ def loads(draw):
     st.sampled_from(("deferred", "pinned", "deferred+partial-off", "partial-off", "pinned+not-sticky")),
     st.one_of(st.none(), st.integers(104, 400)),
     st.sampled_from((0.0, 0.5, 1.0)),
-    st.sampled_from((0.0, 0.5, 3.0)),
+    st.sampled_from((None, 0.0, 0.5, 3.0)),
     st.booleans(),
     st.integers(1, 3),
     st.sampled_from((0.0, 0.02)),
@@ -53,7 +53,7 @@ def test_what_is_computed_is_what_the_world_does(
     computed = waste_of_all(
         lengths.prompts,
         lengths.responses[:, 0],
-        arrivals_ns(setting, lengths),
+        arrivals_ns(setting, lengths, interval),
         budget=budget,
         dialect=dialect,
         client=policy.builtin_client,
