@@ -230,8 +230,9 @@ def _turn(subject: Subject, session: int, turn: TurnRecord, spans: Sequence[Span
         ]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     heads = ("attempt", "replica", "sent", "prompt", "limit sent", "grant, and why", "decoded", "ended", "lost")
+    head_cells = "".join(f"<th>{name}</th>" for name in heads)
     table = (
-        f'<div class="scroll"><table><thead><tr>{"".join(f"<th>{name}</th>" for name in heads)}</tr></thead>'
+        f'<div class="scroll"><table class="attempts"><thead><tr>{head_cells}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
         if rows
         else '<p class="note">No request was sent.</p>'
@@ -306,10 +307,10 @@ def _schedule(subject: Subject) -> str:
     if not subject.deviations:
         return line
     shown = subject.deviations[:MOST_DEVIATIONS]
-    cells = "".join(f"<span><b>{deviation.step}</b>{deviation.pick}</span>" for deviation in shown)
+    cells = "".join(f"<span><b>{deviation.step} →</b>{deviation.pick}</span>" for deviation in shown)
     more = len(subject.deviations) - len(shown)
     rest = f'<p class="note">… and {more:,} more.</p>' if more else ""
-    head = f"{len(subject.deviations):,} deviations: at step, the callback taken in place of the first"
+    head = f"{len(subject.deviations):,} deviations: at this step → this callback in line ran in place of the first (0)"
     return f'{line}<p class="note">{head}</p><div class="deviations">{cells}</div>{rest}'
 
 

@@ -33,9 +33,12 @@ def read(path: Path, env: Mapping[str, str]) -> dict[str, Any]:
     if name not in _DIALECTS:
         raise WhatIfError(f"--from {path}: rollout.name is {name!r}; {', '.join(_DIALECTS)} are known")
     sizes = [_value(launch, f"{kind}_parallel_size", path) for kind in ("tensor_model", "data", "pipeline_model")]
+    found = {name: _value(launch, name, path) for name in ("prompt_length", "response_length")}
+    for length, value in found.items():
+        if type(value) is not int or value < 1:
+            raise WhatIfError(f"--from {path}: {length} is {value!r}; a number of tokens is needed")
     return {
-        "prompt_length": _value(launch, "prompt_length", path),
-        "response_length": _value(launch, "response_length", path),
+        **found,
         "max_model_len": _value(launch, "max_model_len", path),
         "dialect": name,
         "gpus_per_replica": sizes[0] * sizes[1] * sizes[2],

@@ -294,15 +294,15 @@ def _stories(options: Options, load: lengths.Lengths, intervals: list[int | None
 
 def _about_load(options: Options, load: lengths.Lengths) -> str:
     endless = int((load.responses >= NEVER).any(axis=1).sum())
+    named = None if options.named is None else options.named.about
+    replicas = f"{options.setting.replicas} replica{'s' * (options.setting.replicas > 1)}"
     means = f"prompts of {load.prompts.mean():,.0f} on average"
     ending = load.responses[load.responses < NEVER]
     if len(ending):
         means += f", responses of {ending.mean():,.0f}"
     if endless:
         means += f" ({endless:,} never stop by themselves)"
-    return (
-        f"{len(load):,} responses on {options.setting.replicas} replica{'s' * (options.setting.replicas > 1)}, {means}"
-    )
+    return f"{len(load):,} responses{f' ({named})' if named else ''} on {replicas}, {means}"
 
 
 def _tell_load(options: Options, load: lengths.Lengths, comparison: Comparison) -> None:

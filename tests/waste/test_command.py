@@ -145,6 +145,21 @@ def test_a_verl_config(tmp_path):
     result = run("--from", config, *SEED)
     assert result.exit_code == 2
     assert "prompt_length cannot be known" in result.stderr
+    for text, says in (
+        ("prompt_length: null", "expected an integer"),
+        ("prompt_length: 0", "is 0"),
+        ("name: other", "vllm, sglang, trtllm are known"),
+    ):
+        config.write_text(f"actor_rollout_ref:\n  rollout:\n    {text}\n")
+        result = run("--from", config, *SEED)
+        assert result.exit_code == 2
+        assert says in " ".join(result.stderr.split())
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    result = run(*SMALL, "--csv", tmp_path / "no" / "such.csv")
+    assert result.exit_code == 2
+    assert "No such file" in result.stderr
 
 
 def test_csv(tmp_path):
