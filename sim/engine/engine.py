@@ -354,7 +354,9 @@ class Engine:
             stale[request.request_id] = stale.get(request.request_id, 0) + num_tokens
         if finished and self._finish_step is not None:
             self._finish_step.update((request.request_id, self.steps_done) for request in finished)
-        if not output.num_scheduled_tokens and not any(flying.sampled for flying in self._in_flight):
+        if output.num_decodes or output.sampled or (processed is not None and processed.sampled):
+            self._stuck_watch.forget()
+        elif self.stuck is None:
             self.stuck = self._stuck_watch.look(output)
         assert self._scheduler.blocks_are_conserved(), "free and held blocks are not all there are"
         return finished
