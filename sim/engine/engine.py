@@ -141,7 +141,8 @@ class Engine:
         self.stuck: str | None = None
         """Why no step would do anything unless something happens from outside; None while that is not so."""
         self.stale_cached_tokens: dict[str, int] = {}
-        """Tokens each request took from blocks that older weights had computed; empty in a sound deployment."""
+        """Tokens that each request took from blocks which older weights had computed. Empty in a sound deployment;
+        who reads it may clear it."""
 
         self._scheduler = Scheduler(config)
         self._last_output = SchedulerOutput(config.max_num_batched_tokens)
