@@ -28,7 +28,7 @@ from sim.case import (
 )
 from sim.clock import VirtualLoop, to_ns
 from sim.server import FakeRolloutServer
-from sim.trace import Cancelled, FaultFired, Trace
+from sim.trace import Cancelled, FaultFired, Trace, spelled
 from sim.transport import BalancerHandle, ServerHandle, Wire
 
 
@@ -74,7 +74,9 @@ class Triggers:
         return thresholds[0]
 
     def decoded(self, session: int, tokens: int) -> None:
-        """See `sim.server.Watcher`."""
+        """See `sim.server.Watcher`. A client may send token ids that belong to no session."""
+        if not 0 <= session < len(self._decoded_tokens):
+            return
         self._decoded_tokens[session] += tokens
         thresholds = self._thresholds.get(session)
         while thresholds and thresholds[0] <= self._decoded_tokens[session]:
@@ -82,7 +84,7 @@ class Triggers:
 
     def total(self, session: int) -> int:
         """See `sim.server.Watcher`."""
-        return self._decoded_tokens[session]
+        return self._decoded_tokens[session] if 0 <= session < len(self._decoded_tokens) else 0
 
     def sent(self, session: int) -> None:
         """See `sim.transport.SentListener`."""
@@ -109,16 +111,22 @@ class Stage:
     version: int = 0
 
 
+async def _all(calls: "list[asyncio.Future[Any]]") -> None:
+    """Waits for calls that are all under way already."""
+    for call in calls:
+        await call
+
+
 async def _abort(stage: Stage, replicas: list[int], rejecting: set[int]) -> None:
     calls = []
     for replica in replicas:
         keywords = {"reject_request": True} if replica in rejecting else {}
         calls.append(stage.handles[replica].abort_all_requests.remote(**keywords))
-    await asyncio.gather(*calls)
+    await _all(calls)
 
 
 async def _resume(stage: Stage, replicas: list[int]) -> None:
-    await asyncio.gather(*[stage.handles[replica].resume_generation.remote() for replica in replicas])
+    await _all([stage.handles[replica].resume_generation.remote() for replica in replicas])
 
 
 async def _remove(stage: Stage, replicas: list[int]) -> None:
@@ -149,7 +157,7 @@ async def update_weights(stage: Stage, fault: WeightUpdate) -> str:
         await _abort(stage, everyone, rejecting=set(leaving))
         await asyncio.sleep(fault.pause_s)
         stage.version += 1
-        await asyncio.gather(*[handle.set_global_steps.remote(stage.version) for handle in stage.handles])
+        await _all([handle.set_global_steps.remote(stage.version) for handle in stage.handles])
         await _resume(stage, everyone)
         if leaving:
             await _add(stage, leaving)
@@ -225,7 +233,7 @@ async def act(stage: Stage, index: int, fault: Fault) -> None:
     try:
         note = await _ACTIONS[type(fault)](stage, fault)
     except Exception as error:
-        note = f"{type(error).__name__}: {error}"
+        note = spelled(error)
     if note:
         fired = stage.trace.events[position]
         assert isinstance(fired, FaultFired)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from sim.case import Transport
 from sim.clock import NS_PER_S, VirtualLoop, to_ns
 from sim.server import FakeRolloutServer, TokenOutput
-from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace
+from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace, spelled
 
 LIMIT_KEYS = ("max_tokens", "max_new_tokens")
 
@@ -56,6 +56,14 @@ def copied(message: Any) -> Any:
     return copy.deepcopy(message)
 
 
+def _copied_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Copies of the positional arguments; the keywords, in a dict that this call alone has, are replaced by copies."""
+    for key, value in kwargs.items():
+        if type(value) not in _UNCHANGING:
+            kwargs[key] = copied(value)
+    return copied(args) if args else args
+
+
 def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> bool:
     """Feeds a caller's future; False where the caller is gone."""
     if future.done():
@@ -68,15 +76,12 @@ def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | N
 
 
 class _RemoteMethod:
-    __slots__ = ("_call", "_name")
+    """`remote(...)` sends the call; the future that it returns brings what the callee returns or raises."""
 
-    def __init__(self, call: Callable[[str, tuple[Any, ...], dict[str, Any]], "asyncio.Future[Any]"], name: str):
-        self._call = call
-        self._name = name
+    __slots__ = ("remote",)
 
-    def remote(self, *args: Any, **kwargs: Any) -> "asyncio.Future[Any]":
-        """Sends the call; the future brings what it returns or raises."""
-        return self._call(self._name, args, kwargs)
+    def __init__(self, remote: Callable[..., "asyncio.Future[Any]"]) -> None:
+        self.remote = remote
 
 
 class _Handle(ABC):
@@ -85,12 +90,13 @@ class _Handle(ABC):
     def __getattr__(self, name: str) -> _RemoteMethod:
         if name.startswith("__"):
             raise AttributeError(name)
-        method = _RemoteMethod(self._call, name)
+        method = _RemoteMethod(self._sender(name))
         self.__dict__[name] = method
         return method
 
     @abstractmethod
-    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "asyncio.Future[Any]": ...
+    def _sender(self, name: str) -> Callable[..., "asyncio.Future[Any]"]:
+        """What sends a call of this method, with whatever arguments."""
 
 
 class ServerHandle(_Handle):
@@ -100,10 +106,10 @@ class ServerHandle(_Handle):
         self._wire = wire
         self._server = server
 
-    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "asyncio.Future[Any]":
+    def _sender(self, name: str) -> Callable[..., "asyncio.Future[Any]"]:
         if name == "generate":
-            return self._wire.send_request(self._server, args, kwargs)
-        return self._wire.send_control(getattr(self._server, name), args, kwargs)
+            return partial(self._wire.send_request, self._server)
+        return partial(self._wire.send_control, self._server, name)
 
 
 class BalancerHandle(_Handle):
@@ -119,9 +125,8 @@ class BalancerHandle(_Handle):
         self.messages_in_flight = 0
         """Messages that have not reached the balancer yet."""
 
-    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "asyncio.Future[Any]":
-        self.messages_in_flight += 1
-        return self._wire.send_message(self, name, args, kwargs)
+    def _sender(self, name: str) -> Callable[..., "asyncio.Future[Any]"]:
+        return partial(self._wire.send_message, self, name)
 
     def handle(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Has the balancer handle a message that has arrived."""
@@ -132,15 +137,18 @@ class BalancerHandle(_Handle):
         """The balancer's own in-flight count for each replica, and in total, where it shows them."""
         if self._get_status is None:
             return None, None
-        status = self._get_status()
-        total = status.get("total_inflight") if self._get_total is None else self._get_total()
-        return tuple(map(status.get("servers", {}).get, self._replica_names)), total
+        try:
+            status = self._get_status()
+            total = status.get("total_inflight") if self._get_total is None else self._get_total()
+            return tuple(map(status.get("servers", {}).get, self._replica_names)), total
+        except Exception:  # a balancer may show something else, or fail: then it shows none
+            return None, None
 
     def replicas_named(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> tuple[int, ...]:
         """The replicas that a message is about."""
         named: Iterable[Any] = ()
         if name == "acquire_server":
-            named = () if result is None else result[:1]
+            named = result[:1] if isinstance(result, tuple | list) else ()
         elif name == "release_server":
             named = (kwargs.get("server_id", args[0] if args else None),)
         elif name in ("add_servers", "remove_servers"):
@@ -166,21 +174,20 @@ class Wire:
         self._trace = trace
         self._listener = listener
         self._requests = 0
-        self._controls: set[asyncio.Task[Any]] = set()
+        self.calls_under_way = 0
+        """Calls to servers that have not come to their end."""
         self.release_delays: list[tuple[int, int]] = []
         """How late releases reach the balancer on top of its delay: (until when, by how much), both in ns."""
 
     def _after(self, delay_ns: int, callback: Callable[..., None], *args: Any) -> None:
         if delay_ns:
-            self._loop.call_at((self._loop.now_ns + delay_ns) / NS_PER_S, callback, *args)
+            self._loop.call_at_ns(self._loop.now_ns + delay_ns, callback, *args)
         else:
             self._loop.call_soon(callback, *args)
 
     # Requests
 
-    def send_request(
-        self, server: FakeRolloutServer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> "asyncio.Future[TokenOutput]":
+    def send_request(self, server: FakeRolloutServer, *args: Any, **kwargs: Any) -> "asyncio.Future[TokenOutput]":
         """A generate call: numbered, attributed to the turn in whose context it is made, and delivered."""
         turn = current_turn.get()
         if turn is None:
@@ -203,8 +210,9 @@ class Wire:
             )
         )
         turn.attempts += 1
+        self.calls_under_way += 1
         if self._copies:
-            args, kwargs = copied(args), copied(kwargs)
+            args = _copied_arguments(args, kwargs)
         future: asyncio.Future[TokenOutput] = self._loop.create_future()
         self._after(self._server_delay_ns, self._deliver_request, server, request, args, kwargs, future)
         self._listener.sent(turn.session)
@@ -219,7 +227,7 @@ class Wire:
         future: "asyncio.Future[TokenOutput]",
     ) -> None:
         try:
-            answer = server.generate(request, *args, **kwargs)
+            answer = asyncio.ensure_future(server.generate(request, *args, **kwargs))
         except Exception as error:
             self._send_back(request, future, None, error)
         else:
@@ -251,6 +259,7 @@ class Wire:
         output: TokenOutput | None,
         error: BaseException | None,
     ) -> None:
+        self.calls_under_way -= 1
         tokens = 0 if output is None else len(output.token_ids)
         if _settle(future, output, error):
             self._trace.add(Delivered(self._loop.now_ns, request, tokens))
@@ -259,14 +268,12 @@ class Wire:
 
     # Control calls
 
-    def send_control(
-        self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> "asyncio.Future[Any]":
+    def send_control(self, server: FakeRolloutServer, name: str, *args: Any, **kwargs: Any) -> "asyncio.Future[Any]":
         """Any other call to a server. They are few: each is a task."""
+        method = getattr(server, name)
+        self.calls_under_way += 1
         future: asyncio.Future[Any] = self._loop.create_future()
-        task = self._loop.create_task(self._carry_control(method, args, kwargs, future))
-        self._controls.add(task)
-        task.add_done_callback(self._controls.discard)
+        self._loop.create_task(self._carry_control(method, args, kwargs, future))
         return future
 
     async def _carry_control(
@@ -284,19 +291,19 @@ class Wire:
             _settle(future, None, error)
         else:
             _settle(future, result, None)
+        self.calls_under_way -= 1
 
     # Messages to the balancer
 
-    def send_message(
-        self, handle: BalancerHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> "asyncio.Future[Any]":
+    def send_message(self, handle: BalancerHandle, name: str, *args: Any, **kwargs: Any) -> "asyncio.Future[Any]":
         """A call of the balancer, which handles one message after the other, in the order of their arrival."""
+        handle.messages_in_flight += 1
         if self._copies:
-            args, kwargs = copied(args), copied(kwargs)
+            args = _copied_arguments(args, kwargs)
         future: asyncio.Future[Any] = self._loop.create_future()
         delay_ns = self._balancer_delay_ns
         if name == "release_server":
-            delay_ns += sum(late_ns for until_ns, late_ns in self.release_delays if self._loop.now_ns < until_ns)
+            delay_ns += sum([late_ns for until_ns, late_ns in self.release_delays if self._loop.now_ns < until_ns])
         self._after(delay_ns, self._deliver_message, handle, name, args, kwargs, future, current_turn.get())
         return future
 
@@ -327,7 +334,7 @@ class Wire:
                 loads,
                 total,
                 handle.messages_in_flight,
-                None if error is None else f"{type(error).__name__}: {error}",
+                None if error is None else spelled(error),
             )
         )
         if _settle(future, result, error) and name == "acquire_server" and turn is not None and replicas:

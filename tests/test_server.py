@@ -125,6 +125,13 @@ def test_a_response_stops_or_is_cut_at_its_grant(bench, dialect):
     assert [event.t_ns for event in b.events(Ended)] == [to_ns(3), to_ns(10)]
 
 
+def test_a_stop_at_the_last_granted_token_is_a_stop(bench):
+    b = bench("sglang")
+    b.model.stops[0] = 10
+    (output,) = b.run(b.ask())
+    assert (len(output.token_ids), output.stop_reason) == (10, "stop")
+
+
 def test_tokens_encode_session_position_and_version(bench):
     b = bench()
     (output,) = b.run(b.ask(session=2, prompt_tokens=4, max_tokens=3))
@@ -164,6 +171,7 @@ def test_tokens_may_take_no_time(bench):
         ("sglang", 4, {"max_tokens": 1, "max_new_tokens": 1}, "TypeError: .* unexpected keyword .*'max_tokens'"),
         ("vllm", 4, {"max_tokens": 8.0}, "TypeError: max_tokens must be an integer, not 8.0"),
         ("vllm", 4, {"max_tokens": None}, "TypeError: max_tokens must be an integer, not None"),
+        ("vllm", 0, {}, "ValueError: the prompt is empty"),
     ],
 )
 def test_what_a_server_refuses_ends_with_an_error(bench, dialect, prompt_tokens, params, error):
@@ -358,6 +366,12 @@ def test_without_a_gate_a_paused_engine_keeps_what_arrives_until_the_resume(benc
     assert b.events(Admitted) == [Admitted(to_ns(2), 0)]
     assert b.events(Ended)[0].t_ns == to_ns(15)
     assert not b.events(Parked)
+
+
+def test_what_waited_in_a_paused_engine_is_prefilled_after_the_resume(bench):
+    b = bench(submission_gate=False, prefill_s=3.0)
+    b.run(b.at(1.0, "abort_all_requests"), b.ask(at_s=2.0), b.at(5.0, "resume_generation"))
+    assert b.events(Ended)[0].t_ns == to_ns(5 + 3 + 10)
 
 
 def test_without_a_gate_a_second_abort_ends_what_waits_with_0_tokens(bench):

@@ -137,7 +137,6 @@ class Engine:
     def __init__(self, config: EngineConfig, *, keep_finish_steps: bool = True) -> None:
         self.config = config
         self.steps_done = 0
-        self.preemptions = 0
         self.scheduled_tokens = 0
         self.stuck: str | None = None
         """Why no step would do anything unless something happens from outside; None while that is not so."""
@@ -266,6 +265,11 @@ class Engine:
         )
 
     @property
+    def preemptions(self) -> int:
+        """Since the start, those by a cache reset included."""
+        return self._scheduler.num_preemptions
+
+    @property
     def step_totals(self) -> StepTotals:
         """Of the last step."""
         return _totals(self._last_output)
@@ -343,7 +347,6 @@ class Engine:
         """End the step that scheduled output and processes processed; returns the requests that finished."""
         finished = self._scheduler.update_from_output(processed) if processed is not None else []
         self.steps_done += 1
-        self.preemptions += output.num_preemptions
         self.scheduled_tokens += output.num_scheduled_tokens
         self._last_output = output
         for request, num_tokens in output.stale_cached_tokens.items():

@@ -91,6 +91,8 @@ class Scheduler:
         self.singles: dict[Request, None] = {}
         """Running requests that are scheduled one by one: prefills, decodes that missed a step and, under async
         scheduling, all."""
+        self.num_preemptions = 0
+        """Since the start; a cache reset that preempts counts for each."""
         self._num_admissions = 0
         self._preempted_by_reset: set[str] = set()
 
@@ -145,7 +147,7 @@ class Scheduler:
         """A preempted request loses all its blocks and waits at the front, to compute everything again."""
         self.kv_cache_manager.free(request)
         request.status = RequestStatus.PREEMPTED
-        request.num_preemptions += 1
+        self.num_preemptions += 1
         # What it sampled in the step in flight is still to come, but counts as output, not as a placeholder.
         request.num_output_placeholders = 0
         self.waiting.prepend(request)

@@ -25,6 +25,12 @@ LAUNCHES_MAX = 64
 DEPTH_MAX = 4
 """Scripts that call scripts, at most this deep: a script that calls itself ends here."""
 
+CALLS_MAX = 2000
+"""Calls of scripts followed in one reading; scripts that call each other could go on for ever."""
+TEXT_MAX = 1 << 14
+WORDS_MAX = 1 << 10
+"""Characters of one word, and words of one array: `A=$A$A` doubles at every line."""
+
 FindScript = Callable[[str], tuple[str, str] | None]
 """From the path in a `bash path` to (file, text) of a script at hand, or None."""
 
@@ -44,6 +50,7 @@ class Reading(msgspec.Struct):
     launches: list[Launch] = []
     unread: list[Fed] = []
     errors: list[str] = []
+    calls: int = 0
 
 
 Values = list[Word]
@@ -235,7 +242,7 @@ class _Shell:
         values = self._expand(_Raw(raw.text[skip:], raw.line))
         if adds and name in self.variables:
             before = self.variables[name]
-            values = [Word(b.text + v.text, (*v.places, *b.places)) for b in before for v in values]
+            values = [Word((b.text + v.text)[:TEXT_MAX], (*v.places, *b.places)) for b in before for v in values]
         return values[:VALUES_MAX]
 
     def _assign(self, name: str, values: Values) -> None:
@@ -246,7 +253,8 @@ class _Shell:
 
     def _array(self, name: str, raw: list[_Raw], adds: bool) -> None:
         words = [values for r in raw for values in self._words(r)]
-        self.arrays[name] = self.arrays.get(name, []) + words if adds or self.branches else words
+        words = self.arrays.get(name, []) + words if adds or self.branches else words
+        self.arrays[name] = words[:WORDS_MAX]
 
     # Expansion
 
@@ -284,6 +292,7 @@ class _Shell:
         found: Values = []
         for combination in itertools.islice(itertools.product(*parts), VALUES_MAX):
             text = "".join(word.text for word in combination)
+            text = text if len(text) <= TEXT_MAX else UNKNOWN
             origins = [place for word in combination[1::2] for place in word.places]
             found.append(Word(text, tuple(dict.fromkeys((*origins, *here)))))
         return found
@@ -356,6 +365,13 @@ class _Shell:
     ) -> None:
         handed = {name: values for name, values in self.variables.items() if shares or name in self.exported} | inline
         via = {n: [Word(w.text, tuple(dict.fromkeys((*w.places, place)))) for w in v] for n, v in handed.items()}
+        self.reading.calls += 1
+        if self.reading.calls == CALLS_MAX:
+            self.reading.errors.append(
+                f"{place}: more than {CALLS_MAX} calls of scripts; those after it are not followed"
+            )
+        if self.reading.calls >= CALLS_MAX:
+            return
         found = self.find(script) if script and UNKNOWN not in script else None
         if found is None or self.depth >= DEPTH_MAX:
             for name, values in via.items():

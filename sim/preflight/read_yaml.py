@@ -1,7 +1,7 @@
 """Reads settings from YAML and JSON: a verl/Hydra config, a bare rollout section, or vLLM's `--config` file."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -16,11 +16,12 @@ _COMMON_WORDS = frozenset(("name", "mode", "dtype", "load_format", "watermark", 
 _ONLY_VLLM = frozenset(startup.FLAGS) - frozenset(verl.ROLLOUT_DEFAULTS) | {"model", "served_model_name"}
 _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 _MAX_INTERPOLATIONS = 16
+_NODES_MAX = 100_000
 
 
 def read_yaml(text: str, file: str, env: Mapping[str, str]) -> list[Launch]:
     """The launches a YAML or JSON document describes; `env` answers `${oc.env:…}`. None found is an empty list."""
-    flat = {path: (value, line) for path, value, line in _flatten(parse(text, file))}
+    flat = _flatten(parse(text, file), file)
     sections: dict[str, dict[str, tuple[Any, int, str]]] = {}
     for path, (value, line) in flat.items():
         normal = path.replace("-", "_")
@@ -49,6 +50,8 @@ def read_yaml(text: str, file: str, env: Mapping[str, str]) -> list[Launch]:
 
 def parse(text: str, file: str) -> yaml.Node | None:
     """The document's nodes, which know their lines; a broken document is an error that names the line."""
+    if file.endswith(".json"):
+        text = text.replace("\t", " ")  # YAML has no tabs where JSON has; inside a JSON string a tab is not allowed
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
@@ -59,26 +62,36 @@ def parse(text: str, file: str) -> yaml.Node | None:
         raise PreflightError(f"{file}: nested too deeply to be a configuration") from None
 
 
-_CONSTRUCTOR = yaml.SafeLoader("")
-
-
 def scalar(node: yaml.ScalarNode) -> Any:
     """A scalar's value. A YAML type that no setting has (a date, binary) stays text."""
     kind = node.tag.rpartition(":")[2]
     if kind == "null":
         return None
     if kind in ("bool", "int", "float"):
-        return _CONSTRUCTOR.construct_object(node)
+        try:
+            return yaml.SafeLoader("").construct_object(node)
+        except (ValueError, KeyError, yaml.YAMLError):
+            return node.value  # tagged as a number without being one
     return node.value
 
 
-def _flatten(node: yaml.Node | None, path: str = "") -> Iterator[tuple[str, Any, int]]:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            name = str(key.value)
-            yield from _flatten(value, f"{path}.{name}" if path else name)
-    elif isinstance(node, yaml.ScalarNode):
-        yield path, scalar(node), node.start_mark.line + 1
+def _flatten(node: yaml.Node | None, file: str) -> dict[str, tuple[Any, int]]:
+    """Dotted path → (value, line) for every scalar below mappings. Anchors can make a small file a huge tree."""
+    flat: dict[str, tuple[Any, int]] = {}
+    queue: list[tuple[str, yaml.Node | None]] = [("", node)]
+    for path, here in queue:
+        if len(queue) > _NODES_MAX:
+            raise PreflightError(
+                f"{file}: more than {_NODES_MAX} values, anchors followed; no configuration is that big"
+            )
+        if isinstance(here, yaml.ScalarNode):
+            flat.setdefault(path, (scalar(here), here.start_mark.line + 1))
+        elif isinstance(here, yaml.MappingNode):
+            # The last of two equal keys wins, and a mapping's own keys come before those it merges in.
+            own = {str(key.value): value for key, value in here.value if key.value != "<<"}
+            queue += [(f"{path}.{name}" if path else name, value) for name, value in own.items()]
+            queue += [(path, value) for key, value in here.value if key.value == "<<"]
+    return flat
 
 
 def _launch(

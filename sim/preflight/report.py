@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from sim.engine import startup
 from sim.preflight.check import Judged, Verdict
 from sim.preflight.memory import RaiseCost
 from sim.preflight.read_shell import Fed
@@ -65,7 +66,7 @@ def _offender_lines(offender: Offender) -> list[str]:
     if found.condition is not None:
         lines.append(f"  if      {found.condition}")
     lines += [
-        f"  rule    {found.rule} ({found.stage}; {', '.join(offender.targets)})",
+        f"  rule    {found.rule} ({found.stage}; {_dates(found.rule)}{', '.join(offender.targets)})",
         f"  why     {found.why}",
     ]
     if found.given is not UNSET or found.becomes is not UNSET:
@@ -76,6 +77,15 @@ def _offender_lines(offender: Offender) -> list[str]:
         lines.append(f"  cost    {cost_in_words(judged.cost)}")
     lines.append(f"  remedy  {found.remedy}")
     return lines
+
+
+def _dates(rule_id: str) -> str:
+    """The releases a rule of vLLM belongs to, where it has not always been there."""
+    rule = startup.RULES.get(rule_id)
+    if rule is None:
+        return ""
+    since = f"from vllm {'.'.join(map(str, rule.since))} on; " if rule.since > (0,) else ""
+    return since + (f"before vllm {'.'.join(map(str, rule.until))}; " if rule.until else "")
 
 
 def cost_in_words(cost: RaiseCost) -> str:

@@ -105,6 +105,18 @@ RULES: dict[str, Rule] = {
             remedy="set expert_parallel_size to 1 or to tensor_model_parallel_size × data_parallel_size",
         ),
         Rule(
+            id="unknown-backend",
+            level="refused",
+            stage="verl server",
+            remedy="name a backend that verl knows, or one that your own code registers",
+        ),
+        Rule(
+            id="backend-taken-for-vllm",
+            level="note",
+            stage="verl config",
+            remedy="set rollout.name: verl has no default for it",
+        ),
+        Rule(
             id="context-above-positions",
             level="refused",
             stage="verl server",
@@ -195,7 +207,13 @@ def start(
     """
     values = compose(rollout, release)
     found = check_rollout_config(values)
-    backend = "vllm" if values["name"] is UNSET else values["name"]
+    backend = values["name"]
+    if backend is UNSET:
+        backend, rule = "vllm", RULES["backend-taken-for-vllm"]
+        found.append(finding(rule, "name", "rollout.name is not set here; judged as vllm", becomes="vllm"))
+    elif backend not in BACKENDS:
+        why = f"rollout.name is {backend}; verl registers {', '.join(BACKENDS)}"
+        found.append(finding(RULES["unknown-backend"], "name", why, given=backend))
     values, of_server = validate(values, model, release=release, backend=backend)
     found += of_server
     engine = None

@@ -1,11 +1,23 @@
 """Run a recorded schedule on our engine and say where the two differ."""
 
+import json
+import lzma
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from sim.engine import Engine, EngineConfig, EngineRequest
 from tests.conformance.scenarios import Scenario, output_base
 
 STEP_FIELDS = ("scheduled", "cached", "preempted", "running", "waiting", "emitted", "finished", "free_blocks")
+
+
+def read_schedules(name: str) -> list[Scenario]:
+    """The schedules in tests/data/schedules/."""
+    path = Path(__file__).parent.parent / "data" / "schedules" / f"{name}.jsonl.xz"
+    with lzma.open(path, "rt") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def happen(engine: Engine, event: dict[str, Any]) -> str | None:
@@ -41,9 +53,15 @@ def happen(engine: Engine, event: dict[str, Any]) -> str | None:
     return None
 
 
-def first_difference(schedule: Scenario, engine: Engine | None = None) -> str | None:
-    """None if every step equals the recorded one, else where it first does not."""
-    engine = engine or Engine(EngineConfig(**schedule["engine"], vllm_version=schedule["vllm"]))
+def first_difference(schedule: Scenario, **other_settings: Any) -> str | None:
+    """Where the engine first differs from a schedule; None if every step is equal.
+
+    Args:
+        schedule: what was recorded.
+        other_settings: settings to replace, so that a difference is to be expected.
+    """
+    config = EngineConfig(**schedule["engine"], vllm_version=schedule["vllm"])
+    engine = Engine(msgspec.structs.replace(config, **other_settings))
     events = iter(schedule["events"])
     event = next(events, None)
     for number, recorded in enumerate(schedule["steps"], start=1):
@@ -57,4 +75,6 @@ def first_difference(schedule: Scenario, engine: Engine | None = None) -> str | 
             ours = getattr(step, field)
             if ours != recorded[field]:
                 return f"{schedule['name']}, step {number}: {field} is {ours}, recorded {recorded[field]}"
+    if engine.preemptions != schedule["preemptions"]:
+        return f"{schedule['name']}: {engine.preemptions} preemptions, recorded {schedule['preemptions']}"
     return None

@@ -27,7 +27,7 @@ class _Draw:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.longest_prompt = rng.choice((4, 20, 100, 1000))
+        self.longest_prompt = rng.choice((4, 20, 20, 100, 100, 1000, 4000))
         self.longest_output = rng.choice((3, 20, 60, 200))
         self.engine = self._engine()
         self.num_requests = rng.choice((1, 2, 3, 5, 8, 12, 20, 40))
@@ -45,8 +45,8 @@ class _Draw:
 
     def _engine(self) -> dict[str, Any]:
         rng = self.rng
-        block_size = rng.choice((1, 2, 4, 4, 8, 16, 16, 32))
-        max_model_len = rng.choice((16, 48, 64, 128, 300, 1024))
+        block_size = rng.choice((1, 2, 4, 4, 8, 16, 16, 32, 128))
+        max_model_len = rng.choice((16, 48, 64, 128, 300, 1024, 8192))
         max_num_seqs = rng.choice((1, 2, 3, 4, 6, 8, 16, 64))
         chunked = rng.random() < 0.75
         budget = rng.choice((8, 12, 16, 24, 32, 64, 200, 2048))

@@ -2,7 +2,20 @@
 
 import pytest
 
-from sim.case import AbortAll, AfterTokens, Budget, Case, ClientView, Limit, ServerSettings, Session, Transport, Turn
+from sim.case import (
+    AbortAll,
+    AfterTokens,
+    AtTime,
+    Budget,
+    CancelClient,
+    Case,
+    ClientView,
+    Limit,
+    ServerSettings,
+    Session,
+    Transport,
+    Turn,
+)
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.budget import returned_tokens, spelled_grants, turn_budget_tokens
 from sim.sut.registry import CLEAN, load_sut
@@ -120,13 +133,16 @@ def test_b1_counts_earlier_turns_and_tools_only_under_policy_trajectory(policy, 
 
 
 def test_b1_does_not_accuse_a_turn_that_decoded_nothing():
-    """The tool's answer alone went beyond an explicit limit; the client then asked for nothing."""
+    """The tool's answer alone went beyond an explicit limit, and the client was cancelled before it asked again."""
     case = Case(
-        Budget(8, 10, 64, policy="trajectory"), (Session(2, (Turn(1, 1), Turn()), limit=Limit("max_tokens", 1)),)
+        Budget(8, 10, 64, policy="trajectory"),
+        (Session(2, (Turn(1, 1), Turn()), limit=Limit("max_tokens", 1)),),
+        (CancelClient(AtTime(1.5), 0),),
+        transport=Transport(balancer_delay_s=1.0),
     )
-    trace = run_world(case, load_sut("reference:deferred"))
-    assert [attempt.decoded_tokens for attempt in trace.ledger.attempts] == [1, 1]
-    assert len(check("B1", case, trace)) == 1
+    trace = run_world(case, load_sut(CLEAN))
+    assert [turn.decoded_tokens for turn in trace.ledger.sessions[0].turns] == [1, 0]
+    assert check("B1", case, trace) == []
 
 
 @pytest.mark.parametrize(
@@ -185,6 +201,11 @@ def test_b6_a_limit_of_0_is_none_whatever_the_server_makes_of_it():
     assert "the caller's limit is 0 and the request is granted 10" in found("reference:asks-for-nothing", case)["B6"][1]
 
 
+def test_b6_judges_an_explicit_limit_whatever_the_config():
+    case = Case(Budget(8, 10, 64, client_view=ClientView(None)), (Session(2, limit=Limit("max_tokens", 0)),))
+    assert "B6" in found("reference:asks-for-nothing", case)
+
+
 def test_b6_a_grant_of_0_is_no_offence():
     assert check("B6", ONE, traced((2, {"max_tokens": 0}, (0, "max_tokens", 0, 62), 0, "length"))) == []
 
@@ -210,6 +231,12 @@ def test_b8_wants_the_fallback_and_a_word(view, limit, limits, broken):
     session = Session(2, limit=None if limit is None else Limit("max_tokens", limit))
     case = Case(Budget(8, 10, 64, client_view=view), (session,))
     assert bool(check("B8", case, traced((2, limits, (10, "default", 10, 62), 10, "length")))) == broken
+
+
+def test_b8_judges_a_turn_by_its_first_attempt():
+    case = Case(Budget(8, 10, 64, client_view=ClientView(0)), (Session(2),), ABORTED)
+    violations = judge(case, run_world(case, load_sut("reference:silent-fallback")))
+    assert [violation.invariant for violation in violations] == ["B8"]
 
 
 @pytest.mark.parametrize(

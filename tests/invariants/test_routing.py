@@ -118,7 +118,7 @@ def remove(*replicas):
 CLEAR = Message(0, "clear_sticky_cache", None, None, (), None, None, 0)
 
 
-def log(*messages, replicas=2, sessions=4, outcome="ok", **settings):
+def log(*messages, replicas=2, sessions=4, outcome="ok", reason="done", **settings):
     """What the invariants say of these messages; every session has one turn, which ended."""
     case = Case(BUDGET, (ONE,) * sessions, replicas=replicas, **settings)
     trace = Trace(sessions)
@@ -127,7 +127,7 @@ def log(*messages, replicas=2, sessions=4, outcome="ok", **settings):
     for session in range(sessions):
         trace.add(TurnStarted(0, session, 0, 2))
         trace.add(TurnEnded(0, session, 0, outcome, (), None, None, None, None))
-    trace.seal(WorldEnded(0, "done"))
+    trace.seal(WorldEnded(0, reason))
     violations = {
         number: [violation.message for violation in INVARIANTS[number].check(case, trace)]
         for number in ("R1", "R2", "R3", "R4", "R5", "R7")
@@ -214,6 +214,11 @@ def test_r7_is_for_turns_that_did_not_end_well(outcome):
     assert log(acquire(0, 0), release(0, 0), outcome=outcome)[0] == {}
 
 
+@pytest.mark.parametrize("outcome", ["ok", "cancelled"])
+def test_r3_and_r7_know_nothing_of_a_rest_that_was_never_reached(outcome):
+    assert log(acquire(0, 0), outcome=outcome, reason="horizon")[0] == {}
+
+
 def test_r5_a_removed_replica_gets_no_one():
     assert broken(acquire(0, 0), remove(0), acquire(0, 0)) == {"R5"}
     assert broken(remove(0), acquire(0, 0)) == {"R5"}
@@ -259,6 +264,13 @@ def test_r4_accepts_fair_ties(replicas):
 def test_r4_counts_only_ties():
     _, found = log(acquire(0, 0), acquire(1, 1), acquire(2, 0), release(2, 0), replicas=3)
     assert [len(choice.equals) for choice in found.choices] == [3, 2]
+    _, found = log(acquire(0, 0), acquire(1, 1), acquire(2, 2), replicas=3)
+    assert [len(choice.equals) for choice in found.choices] == [3, 2], "the third had no choice"
+
+
+def test_r4_does_not_count_a_move_that_could_have_been_a_stay():
+    messages = [acquire(0, 0), release(0, 0), acquire(0, 1), release(0, 1)]
+    assert [choice.replica for choice in log(*messages, router=Router(sticky=False))[1].choices] == [0]
 
 
 def test_r4_does_not_judge_a_router_that_is_to_take_the_first():

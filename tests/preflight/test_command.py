@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sim.preflight.command import preflight
 
@@ -114,6 +116,25 @@ def test_json_is_json_even_when_nothing_can_be_read() -> None:
 def test_environment_feeds_a_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHUNKED", "true")
     assert run("--from", str(LAUNCH / "configs" / "grpo_stale.yaml")).exit_code == 0
+
+
+def test_dated_rules_say_so() -> None:
+    flags = ("--max-num-active-seqs", "300", "--max-num-seqs", "256")
+    assert "active-above-seqs (config; from vllm 0.31 on; vllm==0.32)" in run(*flags).stdout
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(
+        st.sampled_from(("--max-model-len", "rollout.max_model_len", "vllm", "serve", "--from", "-1", "--json"))
+        | st.text(alphabet="=-.~+ab0'nul", max_size=12),
+        max_size=5,
+    )
+)
+def test_any_words_give_an_answer_and_no_traceback(words: list[str]) -> None:
+    result = run(*words)
+    assert result.exit_code in (0, 1, 2)
+    assert "Traceback" not in result.output
 
 
 def test_vllms_switch_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,11 @@ def test_a_bad_value_is_reported_with_its_line() -> None:
 
 def test_a_script_that_calls_itself_ends() -> None:
     read("bash loop.sh", loop="bash loop.sh")
+    assert "not followed" in read("bash loop.sh", loop="bash loop.sh\n" * 100).errors[0]
+
+
+def test_a_word_that_doubles_ends() -> None:
+    read("A=x\n" + "A=$A$A\n" * 100 + "B=(x)\n" + 'B=("${B[@]}" "${B[@]}")\n' * 100)
 
 
 @settings(deadline=None, max_examples=300)

@@ -1,9 +1,12 @@
 """YAML and JSON: verl's nested config, a bare rollout section, vLLM's config file."""
 
+import contextlib
 from textwrap import dedent
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sim.preflight import vllm_config_file
 from sim.preflight.launch import Launch, PreflightError
@@ -97,6 +100,38 @@ def test_other_documents_say_nothing() -> None:
     assert read_yaml("name: ci\nmode: fast\n", "c.yaml", {}) == []
     assert read_yaml("- 1\n- 2\n", "c.yaml", {}) == []
     assert read_yaml("", "c.yaml", {}) == []
+
+
+def test_merge_keys_and_anchors() -> None:
+    launch = one("""\
+        base: &base {max_model_len: 4096, enable_chunked_prefill: false}
+        rollout:
+          max_model_len: 8192
+          <<: *base
+        """)
+    assert values(launch) == {"max_model_len": 8192, "enable_chunked_prefill": False}
+
+
+def test_json_with_tabs() -> None:
+    (launch,) = read_yaml('{\n\t"rollout": {\n\t\t"max_model_len":4096\n\t}\n}', "c.json", {})
+    assert values(launch) == {"max_model_len": 4096}
+    assert launch.settings["max_model_len"].places[0].line == 3
+
+
+def test_anchors_that_multiply_are_an_error() -> None:
+    laughs = "a0: &a0 {x: 1}\n" + "".join(
+        f"a{n}: &a{n} {{{', '.join(f'k{i}: *a{n - 1}' for i in range(9))}}}\n" for n in range(1, 9)
+    )
+    with pytest.raises(PreflightError, match="no configuration is that big"):
+        read_yaml(laughs, "c.yaml", {})
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text(alphabet="ab:-{}[]&*!<>|'\"\n \t0.~?,#$%@", max_size=60))
+def test_any_text_is_read_or_refused_in_words(text: str) -> None:
+    with contextlib.suppress(PreflightError):
+        read_yaml("rollout:\n  max_model_len: " + text, "c.yaml", {})
+        read_yaml(text, "c.yaml", {})
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ def test_engine_kwargs_come_after_the_net() -> None:
 @pytest.mark.parametrize(
     ("rollout", "rule"),
     [
+        ({"name": "hf"}, "unknown-backend"),
         ({"mode": "sync"}, "sync-mode-removed"),
         ({"pipeline_model_parallel_size": 2}, "pipeline-parallel-missing"),
         ({"expert_parallel_size": 8}, "expert-parallel-mismatch"),

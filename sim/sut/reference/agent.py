@@ -7,7 +7,6 @@ and what goes beyond is sliced away at the end. A session of one turn is its Sin
 import asyncio
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 from sim.case import Turn
 from sim.sut.interface import Client
@@ -23,6 +22,7 @@ class Trajectory:
 
 async def run_turns(
     client: Client,
+    request_id: str,
     prompt_ids: list[int],
     turns: tuple[Turn, ...],
     sampling_params: dict[str, Any],
@@ -30,7 +30,6 @@ async def run_turns(
     trajectory: Trajectory,
 ) -> None:
     """Runs the turns and keeps `trajectory` up to date, so that a cancelled session leaves what it had."""
-    request_id = uuid4().hex
     origin = prompt_ids[0]
     for number, turn in enumerate(turns):
         output = await client.generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
