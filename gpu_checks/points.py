@@ -1,4 +1,4 @@
-"""The points of a run: what happened on the real engine, and in which order, and the same order imposed on a simulation.
+"""The points of a run: what happened on the real engine in which order, and a simulation led through the same order.
 
 A point is something that one part of a world does to another: a message reaches the balancer, a request reaches a
 server, a request ends by itself, a server closes its gate, cuts its requests off, takes new weights, opens again, a

@@ -76,7 +76,7 @@ class RealRun:
 
 
 def aimed(case: Case) -> Case:
-    """The case with its triggers by tokens one token early: the token that is being computed when an abort arrives counts.
+    """The case with its triggers by tokens one token early: what is being computed when an abort arrives still counts.
 
     So the engine is cut off at the very token that the case says, and one past it where that is the first.
     """
