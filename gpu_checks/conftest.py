@@ -22,9 +22,10 @@ from gpu_checks.engines import (
     prepare_environment,
     tiny_model,
 )
-from gpu_checks.real_world import DEFAULT_SPEED, RealLoop
+from gpu_checks.real_world import DEFAULT_SPEED
 from gpu_checks.replay import Replay, summary, table
 from gpu_checks.schedules import Load, Schedule, real_core, schedule_of
+from gpu_checks.session import VllmUnusable, engine_session
 from sim.case import CaseError
 
 HERE = Path(__file__).parent
@@ -102,16 +103,12 @@ def engines(pytestconfig: pytest.Config) -> Iterator[RealEngines]:
         extra,
         pytestconfig.getoption("--replicas"),
     )
-    loop = RealLoop(pytestconfig.getoption("--speed"))
-    with tiny_model() as folder:
-        made = RealEngines(settings, folder, loop)
-        with _explained():
-            prepare_environment()
-            made.take(1)
-        pytestconfig.stash[PLATFORM] = made.platform
-        yield made
-        made.close()
-    loop.close()
+    try:
+        with engine_session(settings, pytestconfig.getoption("--speed")) as made:
+            pytestconfig.stash[PLATFORM] = made.platform
+            yield made
+    except VllmUnusable as unusable:
+        pytest.fail(str(unusable), pytrace=False)
 
 
 @pytest.fixture(scope="session")

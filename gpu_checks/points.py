@@ -154,7 +154,7 @@ class Leader:
         name, t_ns = self._order[self._next]
         if t_ns > self._loop.now_ns:
             self._checking = True
-            self._loop.call_at(t_ns / 1e9, self._check)
+            self._loop.call_at_ns(t_ns, self._check)
             return
         self._next += 1
         self._arrived.pop(name)()

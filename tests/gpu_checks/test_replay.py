@@ -19,6 +19,7 @@ from tests.gpu_checks.stub_engine import StubEngine, StubEngines, params
 
 CHOSEN = (
     "abort-at-three",
+    "abort-overtakes-request",
     "cancelled-call",
     "hybrid-update",
     "lost-on-resume",
