@@ -3,7 +3,8 @@
 Operating rules:
 - Hypothesis draws the world; each is run under several schedules, and every `TWICE_EVERY`-th run is done twice (D1).
 - An invariant is reported once a SUT. When a new one breaks, Hypothesis shrinks that violation before the search goes
-  on, for at most `MOST_SHRINK_WORLDS` worlds and `MOST_SHRINK_STEPS` callbacks; then its schedule is shrunk.
+  on, for at most `MOST_SHRINK_WORLDS` worlds and `MOST_SHRINK_STEPS` callbacks; then the world is reduced by whole
+  parts, and its schedule is shrunk.
 - Shrinking is not searching: its worlds do not count against the bounds.
 - Nothing seen is lost: what else broke on the way and was not met again is reported as it was.
 - A campaign bounded by worlds never looks at a clock: the same seed gives the same finds, every time. One bounded by
@@ -26,6 +27,7 @@ from sim.case import Case, dumps
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.harness import check_same_digest
 from sim.invariants.interface import Violation
+from sim.search.reduce import reduce_world
 from sim.search.schedules import under_schedules
 from sim.search.shrink import shrink_schedule
 from sim.sut.interface import Sut
@@ -238,25 +240,26 @@ class _Search:
         return next((found.message for found in self.violations(case) if found.invariant == self.target), None)
 
     def finish(self) -> None:
-        """Puts the best case among the campaign's finds, its schedule shrunk if there is time."""
+        """Puts the best case among the campaign's finds, reduced and its schedule shrunk if there is time."""
         find, self.best = self.best, None
         if find is None:
             return
         del self.campaign.noted[find.invariant]
         self.campaign.finds.append(find)  # first, so that an interrupt does not lose it
-        self._shrink_worlds = self._shrink_steps = 0  # the schedule's share is its own
+        self._shrink_worlds = self._shrink_steps = 0  # this share is its own
         self._shrinks_schedule = True
-        if find.is_race:
-            messages: dict[Case, str] = {}
+        messages = {find.case: find.message}
 
-            def fails(case: Case) -> bool:
-                message = self._shown(case)
-                if message is not None:
-                    messages[case] = message
-                return message is not None
+        def fails(case: Case) -> bool:
+            message = self._shown(case)
+            if message is not None:
+                messages[case] = message
+            return message is not None
 
-            case = shrink_schedule(find.case, self.campaign.sut, fails)
-            self.campaign.finds[-1] = Find(find.invariant, messages.get(case, find.message), case)
+        case = reduce_world(find.case, fails)
+        if case.schedule.policy != "fifo":
+            case = shrink_schedule(case, self.campaign.sut, fails)
+        self.campaign.finds[-1] = Find(find.invariant, messages[case], case)
 
 
 def run_campaign(
