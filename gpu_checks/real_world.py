@@ -4,6 +4,7 @@ import asyncio
 import random
 import selectors
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,9 @@ from sim.case import Case
 from sim.faults import Stage, Triggers
 from sim.server import Model
 from sim.sut.interface import Sut
-from sim.trace import WorldEnded
+from sim.trace import Delivered, Discarded, Sent, WorldEnded
 from sim.transport import Wire
-from sim.world import World, _log_tapped, liveness_bound_s
+from sim.world import World, _log_tap, liveness_bound_s
 
 DEFAULT_SPEED = 10.0
 """Seconds of the world in a second: clients wait a whole second after each abort, and no outcome depends on it."""
@@ -99,7 +100,6 @@ class RealWorld(World):
         self._vocabulary = Vocabulary(vocabulary_size)
         self._started_ns = 0
         self._recorder = Recorder(lambda: loop.now_ns - self._started_ns)
-        self._wire: Wire | None = None
         self.answers: dict[RequestKey, Answer] = {}
         super().__init__(case, sut)
 
@@ -113,7 +113,7 @@ class RealWorld(World):
         self._started_ns = loop.now_ns
         loop.set_exception_handler(self._unhandled)
         try:
-            with _log_tapped(loop, trace):
+            with _log_tap.tapped(self._heard):
                 reason = loop.run_until_complete(self._bounded())
             self._show_rest()
             trace.seal(WorldEnded(loop.now_ns, reason))
@@ -135,16 +135,19 @@ class RealWorld(World):
         return "done"
 
     async def _quiet(self) -> None:
-        """Until every call and message has come to its end."""
-        assert self._wire is not None
+        """Until every request and message has come to its end."""
         assert self._balancer is not None
-        while self._wire.calls_under_way or self._balancer.messages_in_flight:
+        while self._requests_under_way() or self._balancer.messages_in_flight:
             await asyncio.sleep(_QUIET_POLL_S)
+
+    def _requests_under_way(self) -> int:
+        kinds = Counter(type(event) for event in self.trace.events)
+        return kinds[Sent] - kinds[Delivered] - kinds[Discarded]
 
     async def _clear_up(self) -> None:
         """Leaves the engines idle for the next case."""
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            if task.get_coro().__qualname__.startswith(("World.", "RealWorld.", "Wire.", "act")):  # type: ignore[union-attr]
+            if task.get_coro().__qualname__.startswith(("World.", "RealWorld.", "RealRolloutServer.", "Wire.", "act")):  # type: ignore[union-attr]
                 task.cancel()
         for engine in self._engines:
             await engine.pause_generation(mode="abort")
@@ -157,7 +160,6 @@ class RealWorld(World):
         wire = _RecordedWire(self.case.transport, self._loop, self.trace, triggers)
         wire.recorder = self._recorder
         wire.choices = SeededChoices(self.case.seed)
-        self._wire = wire
         return wire
 
     def _make_server(self, replica: int, model: Model, triggers: Triggers) -> Any:

@@ -6,6 +6,7 @@ of the prompt alone, so that a resume continues exactly: token ids are `session 
 """
 
 import asyncio
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from sim.trace import (
     Resumed,
     Trace,
     VersionChanged,
+    without_addresses,
 )
 
 SESSION_STRIDE = 1 << 24
@@ -51,7 +53,7 @@ def first_token(session: int) -> int:
 
 def session_of(token_id: int) -> int:
     """The session that a token id belongs to."""
-    return token_id // SESSION_STRIDE - 1
+    return operator.index(token_id) // SESSION_STRIDE - 1
 
 
 def log_prob(position: int, version: int) -> float:
@@ -164,16 +166,16 @@ class FakeRolloutServer:
         try:
             if not len(prompt_ids):
                 raise NoRoom("the prompt is empty")
+            session = session_of(prompt_ids[0])
             grant = take_grant(self.settings.dialect, self.budget, len(prompt_ids), sampling_params)
             self._refuse_leftovers(sampling_params)
         except (NoRoom, TypeError) as error:
-            self._end(request, "error", 0, str(error))
+            self._end(request, "error", 0, without_addresses(str(error)))
             raise
         self._trace.add(
             Granted(self._loop.now_ns, request, grant.tokens, grant.rule, grant.wanted_tokens, grant.room_tokens)
         )
         wants_log_probs = sampling_params.pop("logprobs", False) not in (False, None)
-        session = session_of(prompt_ids[0])
         answer: asyncio.Future[TokenOutput] = self._loop.create_future()
         self._enter(_Request(request, request_id, session, len(prompt_ids), grant.tokens, wants_log_probs, answer))
         return answer

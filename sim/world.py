@@ -28,8 +28,20 @@ from sim.server import FakeRolloutServer, Model, first_token
 from sim.sut.interface import Client, Config, Context, Sut, SutError
 from sim.sut.reference.agent import Trajectory, run_turns
 from sim.sut.reference.routing import LeastLoadedBalancer
-from sim.trace import Logged, Message, SessionEnded, Trace, TurnEnded, TurnStarted, WorldEnded, ids_as_runs
+from sim.trace import (
+    Logged,
+    Message,
+    SessionEnded,
+    Trace,
+    TurnEnded,
+    TurnStarted,
+    WorldEnded,
+    ids_as_runs,
+    spelled,
+    without_addresses,
+)
 from sim.transport import BalancerHandle, ServerHandle, TurnInProgress, Wire, copied, current_turn
+from sim.watchdog import Blocked, watched
 
 REST = "rest"
 """Kind of the balancer's last entry in the trace: its counts when all is over."""
@@ -90,8 +102,7 @@ class _ObservedClient:
             self._end(session, turn, before, sampling_params, outcome="cancelled")
             raise
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            self._end(session, turn, before, sampling_params, outcome="error", error=text)
+            self._end(session, turn, before, sampling_params, outcome="error", error=spelled(error))
             raise
         return output
 
@@ -107,7 +118,7 @@ class _ObservedClient:
         outcome: Any = "ok",
         error: str | None = None,
     ) -> None:
-        changed = None if before == after else f"{before} became {after}"
+        changed = None if before == after else without_addresses(f"{before} became {after}")
         self._trace.add(
             TurnEnded(
                 self._loop.now_ns,
@@ -136,7 +147,11 @@ class _LogTap(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._heard is not None:
-            self._heard(record.name, record.getMessage())
+            try:
+                text = record.getMessage()
+            except Exception:  # the arguments do not fit: `logging` would complain on the terminal and go on
+                text = str(record.msg)
+            self._heard(record.name, text)
 
     @contextmanager
     def tapped(self, heard: Callable[[str, str], None]) -> Iterator[None]:
@@ -210,6 +225,8 @@ class World:
         self.sut = sut
         self.trace = Trace(len(case.sessions))
         self.deviations: tuple[Deviation, ...] = ()
+        self.steps = 0
+        """Callbacks that ran: what the run cost, the same on any machine."""
         self._loop = self._make_loop()
         self._balancer: BalancerHandle | None = None
 
@@ -218,7 +235,7 @@ class World:
         loop, trace = self._loop, self.trace
         loop.set_exception_handler(self._unhandled)
         try:
-            with tamed(loop, self.case.seed), _log_tap.tapped(self._heard):
+            with watched(), tamed(loop, self.case.seed), _log_tap.tapped(self._heard):
                 try:
                     loop.run_until_complete(self._main())
                     loop.run_until_idle()
@@ -230,14 +247,18 @@ class World:
                     trace.seal(WorldEnded(loop.now_ns, "horizon"))
                 except StepCap as cap:
                     trace.seal(WorldEnded(loop.now_ns, "livelock", (("", str(cap)),)))
-                self.deviations = loop.deviations
+                self.deviations, self.steps = loop.deviations, loop.steps
                 loop.close()
+        except Blocked as blocked:
+            raise SutError(f"SUT {self.sut.name!r} {blocked}") from None
+        except SystemExit as left:
+            raise SutError(f"SUT {self.sut.name!r} called sys.exit({left.code!r})") from left
         finally:
             loop.close()
         return trace
 
     def _heard(self, logger: str, text: str) -> None:
-        self.trace.add(Logged(self._loop.now_ns, logger, text))
+        self.trace.add(Logged(self._loop.now_ns, logger, without_addresses(text)))
 
     def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
         del loop
@@ -323,9 +344,9 @@ class World:
         context = Context(_client_config(self.case), servers, make_balancer, default_balancer)
         try:
             client = self.sut.factory(context)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise SutError(f"the factory of SUT {self.sut.name!r} raised {type(error).__name__}: {error}") from error
-        if isinstance(client, tuple):
+        if isinstance(client, tuple) and len(client) == 2:
             client, balancer = client
             if isinstance(balancer, BalancerHandle):
                 self._balancer = balancer
@@ -369,7 +390,7 @@ class World:
         except asyncio.CancelledError:
             outcome = "cancelled"
         except Exception as error:
-            outcome, text = "error", f"{type(error).__name__}: {error}"
+            outcome, text = "error", spelled(error)
         self.trace.add(
             SessionEnded(self._loop.now_ns, index, outcome, trajectory.response_tokens, trajectory.kept_tokens, text)
         )
