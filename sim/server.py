@@ -63,8 +63,8 @@ def log_prob(position: int, version: int) -> float:
 
 def log_probs_of(position: int, tokens: int, version: int) -> list[float]:
     """Log probabilities that encode the position and the weight version of their tokens, exactly."""
-    offset = version / 1024 + 1 / 2048
-    return [-(each + offset) for each in range(position, position + tokens)]
+    offset = -version / 1024 - 1 / 2048
+    return [offset - each for each in range(position, position + tokens)]
 
 
 @dataclass(slots=True)
