@@ -308,6 +308,11 @@ class FakeRolloutServer:
             each.version = global_steps
         self._trace.add(VersionChanged(self._loop.now_ns, self.replica, global_steps))
 
+    def book(self) -> None:
+        """Puts on the trace what is decoded by now, where the trace needs it to the token."""
+        self._take(self._engine.flush(self._loop.now_ns))
+        self._set_timer()
+
     def live_request_ids(self, session: int) -> list[str]:
         """The ids of a session's requests in the engine."""
         return [each.request_id for each in self._live.values() if each.session == session]
