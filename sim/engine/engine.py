@@ -346,6 +346,8 @@ class Engine:
 
     def _update(self, output: SchedulerOutput, processed: SchedulerOutput | None) -> list[Request]:
         """End the step that scheduled output and processes processed; returns the requests that finished."""
+        # A decode that computes again what it lost to a preemption gets no token, so num_decodes does not tell.
+        anyone_steady = bool(output.num_scheduled_tokens) and len(self._scheduler.decodes) > 0
         finished = self._scheduler.update_from_output(processed) if processed is not None else []
         self.steps_done += 1
         self.scheduled_tokens += output.num_scheduled_tokens
@@ -355,7 +357,7 @@ class Engine:
             stale[request.request_id] = stale.get(request.request_id, 0) + num_tokens
         if finished and self._finish_step is not None:
             self._finish_step.update((request.request_id, self.steps_done) for request in finished)
-        if output.num_decodes or output.sampled or (processed is not None and processed.sampled):
+        if anyone_steady or output.sampled or (processed is not None and processed.sampled):
             self._stuck_watch.forget()
         elif self.stuck is None:
             self.stuck = self._stuck_watch.look(output)
