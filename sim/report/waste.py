@@ -166,8 +166,11 @@ def prefill_line(waste: Waste) -> str | None:
 # Comparisons
 
 
-def spelled_interval(tokens: int | None) -> str:
-    return "never" if tokens is None else f"{tokens:,}"
+def spelled_interval(tokens: int | None, token_time_s: float | None = None) -> str:
+    """`2,400`, or with a token time `2,400 (60 s)`."""
+    if tokens is None:
+        return "never"
+    return f"{tokens:,}" if token_time_s is None else f"{tokens:,} ({duration(tokens * token_time_s)})"
 
 
 def totals(comparison: Comparison) -> list[tuple[str, Waste]]:
@@ -188,11 +191,12 @@ def _by_interval(comparison: Comparison) -> dict[int | None, list[Row]]:
     return found
 
 
-def comparison_table(comparison: Comparison, price: Price | None) -> str:
+def comparison_table(comparison: Comparison, price: Price | None, token_time_s: float | None) -> str:
+    """The rows; an interval is spelled in seconds too where a token time is given."""
     rows: list[tuple[Sequence[str], Waste]] = []
     shown: int | None = -1
     for row in comparison.rows:
-        interval = spelled_interval(row.update_tokens) if row.update_tokens != shown else ""
+        interval = spelled_interval(row.update_tokens, token_time_s) if row.update_tokens != shown else ""
         shown = row.update_tokens
         rows.append(((interval, row.policy), row.waste))
     return waste_table(rows, ("update every", "policy"), price)

@@ -9,21 +9,21 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.case import MAX_TOKENS
 from sim.waste.closed_form import NEVER
+from sim.waste.loads import LOADS, SUFFIXES
 
 PROMPT_COLUMNS = ("prompt_tokens", "prompt_length", "prompt_len", "input_tokens", "prompt")
 RESPONSE_COLUMNS = ("response_tokens", "response_length", "response_len", "output_tokens", "response")
-SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
 class LengthsError(ValueError):
@@ -98,46 +98,6 @@ def drawn(quantile: Quantile, count: int, seed: int, most: int) -> NDArray[np.in
 
 
 # Named loads
-
-
-class Named(NamedTuple):
-    """A load by name, with the settings it is meant for; a prompt is shared by `group` responses."""
-
-    about: str
-    prompt_length: int
-    response_length: int
-    prompts: str
-    responses: str
-    turns: int = 1
-    tool_tokens: int = 0
-    group: int = 1
-    never_stop: float = 0.0
-    """Share of responses in which the model does not stop by itself."""
-
-
-LOADS: Mapping[str, Named] = {
-    "seed": Named("verl PR 7207: a prompt of 136, no stop", 2048, 8192, "136", "1", never_stop=1.0),
-    "chat": Named("short answers, few of them cut", 2048, 8192, "lognormal:400,0.6", "lognormal:2000,0.9"),
-    "reasoning": Named("long tail, up to 32k", 2048, 32_768, "lognormal:512,0.5", "lognormal:9000,1.0"),
-    "groups": Named(
-        "8 responses a prompt, one in 10 repeats itself for ever",
-        1024,
-        4096,
-        "lognormal:300,0.5",
-        "lognormal:1200,0.8",
-        group=8,
-        never_stop=0.1,
-    ),
-    "tools": Named(
-        "three turns with a tool's 200 tokens between them",
-        2048,
-        8192,
-        "lognormal:400,0.6",
-        "lognormal:1500,0.8",
-        3,
-        200,
-    ),
-}
 
 
 def of_distributions(prompts: str, responses: str, count: int, seed: int, *, most_prompt: int) -> Lengths:

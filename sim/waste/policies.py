@@ -18,7 +18,12 @@ NOT_YET = {
 }
 """What will be compared once the servers can do it, and why it cannot be now."""
 
+DEFAULT = ("deferred", "pinned")
 _BASE = "pinned"
+
+UPDATE_MODES = ("colocated", "separate")
+"""`colocated`: every replica stays in the balancer. `separate`: the first half leaves it for the update, rejects what
+still arrives, and is added again, as the hybrid replicas of verl's separate-async trainer."""
 
 
 class PolicyError(ValueError):

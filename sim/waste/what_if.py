@@ -27,7 +27,7 @@ from sim.waste.closed_form import NEVER
 from sim.waste.independent import Pace, waste_of_all
 from sim.waste.ledger import Waste, waste_of
 from sim.waste.lengths import Lengths
-from sim.waste.policies import Policy
+from sim.waste.policies import UPDATE_MODES, Policy
 from sim.world import run_world
 
 ARRIVAL_TICK_TOKENS = 10
@@ -40,10 +40,6 @@ SAMPLE = 40
 """Responses of each computed row that are simulated as well."""
 
 MOST_FAULTS = 100_000
-
-UPDATE_MODES = ("colocated", "separate")
-"""`colocated`: every replica stays in the balancer. `separate`: the first half leaves it for the update, rejects what
-still arrives, and is added again, as the hybrid replicas of verl's separate-async trainer."""
 
 How = Literal["computed", "simulated"]
 
@@ -149,8 +145,7 @@ def _row(setting: Setting, load: Lengths, policy: Policy, interval: int | None, 
     client = policy.builtin_client
     arrivals = arrivals_ns(setting, load, interval)
     computed = None
-    independent = load.turns == 1 and not setting.server.admission_s and not setting.leaving
-    if not setting.simulate and independent and client is not None:
+    if client is not None and not setting.simulate and is_independent(setting, load):
         assert client in ("deferred", "pinned")
 
         def compute(chosen: NDArray[np.int64]) -> Waste | None:
@@ -174,6 +169,14 @@ def _row(setting: Setting, load: Lengths, policy: Policy, interval: int | None, 
         raise Disagreement(f"{policy.name}, update every {interval} tokens: computed {expected}, simulated {found}")
     comparison.sampled += len(sample)
     return Row(policy.name, interval, computed, "computed")
+
+
+def is_independent(setting: Setting, load: Lengths) -> bool:
+    """Whether no response's fate depends on another's, so that `sim.waste.independent` is exact.
+
+    The servers decode at a constant rate, however many there are; one that queues, batches or preempts must end here.
+    """
+    return load.turns == 1 and not setting.server.admission_s and not setting.leaving
 
 
 # Worlds

@@ -16,6 +16,7 @@ import pytest
 from sim.case import Budget
 from sim.waste import lengths
 from sim.waste.ledger import LOSSES
+from sim.waste.loads import LOADS
 from sim.waste.policies import parse
 from sim.waste.what_if import Comparison, Setting, compare
 
@@ -30,13 +31,13 @@ LEAST_SPEED_UP = 10
 
 
 def setting(name: str) -> Setting:
-    named = lengths.LOADS[name]
+    named = LOADS[name]
     budget = Budget(named.prompt_length, named.response_length, max_position_embeddings=40_960)
     return Setting(budget=budget, replicas=8)
 
 
 def load(name: str, count: int) -> lengths.Lengths:
-    return lengths.named(name, count, 0, most_prompt=lengths.LOADS[name].prompt_length)
+    return lengths.named(name, count, 0, most_prompt=LOADS[name].prompt_length)
 
 
 def wasted(comparison: Comparison) -> dict[str, dict[str, dict[str, int]]]:

@@ -9,6 +9,7 @@ import pytest
 from sim.waste import lengths
 from sim.waste.closed_form import NEVER
 from sim.waste.lengths import LengthsError, distribution, drawn
+from sim.waste.loads import LOADS
 
 PAIRS = [(136, 8192), (92, 500), (2000, None)]
 
@@ -120,9 +121,9 @@ def test_what_is_no_distribution_is_refused(text):
 # Named loads
 
 
-@pytest.mark.parametrize("name", lengths.LOADS)
+@pytest.mark.parametrize("name", LOADS)
 def test_named_loads(name):
-    named = lengths.LOADS[name]
+    named = LOADS[name]
     load = lengths.named(name, 200, 0, most_prompt=named.prompt_length)
     assert len(load) == 200
     assert load.turns == named.turns
