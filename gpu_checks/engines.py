@@ -43,7 +43,7 @@ CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
 
 
 SLOW_AT = "rollcage_slow_at"
-"""Key in a request's `extra_args`: numbers of output tokens (from 0) whose steps are slow, see `gpu_checks.processors`."""
+"""Key in a request's `extra_args`: output tokens (from 0) whose steps are slow, see `gpu_checks.processors`."""
 
 OUTPUT_BASE = "rollcage_output_base"
 """Key in a request's `extra_args`: the first token of an output that is written for the model."""
@@ -212,7 +212,7 @@ class RealEngines:
             engine = self._engines.pop()
             engine.shutdown(timeout=0)
             # It would do so again when it is collected, while the interpreter falls apart.
-            engine.shutdown = lambda timeout=None: None
+            engine.shutdown = lambda **_: None
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()

@@ -28,7 +28,7 @@ FIELDS = ("scheduled", "cached", "preempted", "running", "waiting", "emitted", "
 
 _FIRST_OUTPUT = 64
 _OUTPUTS_APART = 64
-"""Prompts are written in the tokens below, outputs of up to so many in those above: a vocabulary of 512 has room for 7."""
+"""Prompts are written in the tokens below, outputs of up to so many in those above: 512 have room for 7."""
 
 
 @dataclass(frozen=True)

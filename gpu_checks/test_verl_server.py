@@ -1,4 +1,4 @@
-"""verl's own server class on the real engine: its grants against sim/budget.py, its gate, and its aborts on this vLLM."""
+"""verl's own server class on the real engine: its grants against sim/budget.py, its gate, its aborts on this vLLM."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -64,7 +64,8 @@ class WatchedEngine:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "verl" in metafunc.fixturenames:
         folders = metafunc.config.getoption("--verl")
-        metafunc.parametrize("verl", folders or [None], indirect=True, scope="module")
+        names = [Path(folder).name for folder in folders] or ["installed"]
+        metafunc.parametrize("verl", folders or [None], indirect=True, scope="module", ids=names)
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +175,7 @@ def test_gate_does_what_the_fakes_gate_does(verl: VerlServers, engines: RealEngi
 
 
 def test_abort_all_on_this_vllm(verl: VerlServers, engines: RealEngines, findings: list[str]) -> None:
-    """vLLM 0.32 refuses the word that verl passes to pause_generation: what becomes of the update and of the requests."""
+    """vLLM 0.32 refuses the word that verl passes to pause_generation: what becomes of the update and the requests."""
 
     async def check() -> str:
         engine = engines.take(1)[0]
@@ -197,9 +198,9 @@ def test_abort_all_on_this_vllm(verl: VerlServers, engines: RealEngines, finding
             await server.resume_generation()
             assert (await late).stop_reason == "completed"
             return (
-                f"abort_all_requests raises TypeError, so the update stops; the gate stays closed while the engine runs: "
-                f"the live request went on to its end ({len(survivor.token_ids)} tokens, {survivor.stop_reason}) and a new "
-                f"one parked until somebody called resume_generation"
+                f"abort_all_requests raises TypeError, so the update stops; the gate stays closed while the engine "
+                f"runs: the live request went on to its end ({len(survivor.token_ids)} tokens, "
+                f"{survivor.stop_reason}) and a new one parked until somebody called resume_generation"
             )
         if answer["aborted_count"]:
             await server.resume_generation()

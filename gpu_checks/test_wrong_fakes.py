@@ -24,12 +24,12 @@ from sim.sut.registry import load_sut
 
 
 class LosesATokenAtAnAbort(FakeRolloutServer):
-    def _abort(self, live: Any) -> None:
-        if live.runs:
-            position, tokens, version = live.runs.pop()
-            live.runs.append((position, tokens - 1, version))
-            live.tokens -= 1
-        super()._abort(live)
+    def _abort(self, request: Any) -> None:
+        if request.runs:
+            position, tokens, version = request.runs.pop()
+            request.runs.append((position, tokens - 1, version))
+            request.tokens -= 1
+        super()._abort(request)
 
 
 class KeepsItsOldVersion(FakeRolloutServer):
@@ -39,8 +39,9 @@ class KeepsItsOldVersion(FakeRolloutServer):
 
 
 class RefusesInsteadOfParking(FakeRolloutServer):
-    async def _pass_gate(self, request: int) -> bool:
-        return not self._gate_closed
+    def _enter(self, request: Any) -> None:
+        self._rejecting = True
+        super()._enter(request)
 
 
 class ForgetsToAbort(FakeRolloutServer):

@@ -28,7 +28,7 @@ from sim.case import (
 )
 from sim.clock import VirtualLoop, to_ns
 from sim.server import FakeRolloutServer
-from sim.trace import Cancelled, FaultFired, Trace
+from sim.trace import Cancelled, FaultFired, Trace, spelled
 from sim.transport import BalancerHandle, ServerHandle, Wire
 
 
@@ -74,7 +74,9 @@ class Triggers:
         return thresholds[0]
 
     def decoded(self, session: int, tokens: int) -> None:
-        """See `sim.server.Watcher`."""
+        """See `sim.server.Watcher`. A client may send token ids that belong to no session."""
+        if not 0 <= session < len(self._decoded_tokens):
+            return
         self._decoded_tokens[session] += tokens
         thresholds = self._thresholds.get(session)
         while thresholds and thresholds[0] <= self._decoded_tokens[session]:
@@ -82,7 +84,7 @@ class Triggers:
 
     def total(self, session: int) -> int:
         """See `sim.server.Watcher`."""
-        return self._decoded_tokens[session]
+        return self._decoded_tokens[session] if 0 <= session < len(self._decoded_tokens) else 0
 
     def sent(self, session: int) -> None:
         """See `sim.transport.SentListener`."""
@@ -233,7 +235,7 @@ async def act(stage: Stage, index: int, fault: Fault) -> None:
     try:
         note = await _ACTIONS[type(fault)](stage, fault)
     except Exception as error:
-        note = f"{type(error).__name__}: {error}"
+        note = spelled(error)
     if note:
         fired = stage.trace.events[position]
         assert isinstance(fired, FaultFired)

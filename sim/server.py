@@ -6,13 +6,14 @@ of the prompt alone, so that a resume continues exactly: token ids are `session 
 """
 
 import asyncio
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sim.budget import NoRoom, take_grant
 from sim.case import Budget, ServerSettings
-from sim.clock import NS_PER_S, VirtualLoop
+from sim.clock import VirtualLoop
 from sim.decode import Burst, DecodeEngine
 from sim.trace import (
     Admitted,
@@ -25,6 +26,7 @@ from sim.trace import (
     Resumed,
     Trace,
     VersionChanged,
+    without_addresses,
 )
 
 SESSION_STRIDE = 1 << 24
@@ -51,7 +53,7 @@ def first_token(session: int) -> int:
 
 def session_of(token_id: int) -> int:
     """The session that a token id belongs to."""
-    return token_id // SESSION_STRIDE - 1
+    return operator.index(token_id) // SESSION_STRIDE - 1
 
 
 def log_prob(position: int, version: int) -> float:
@@ -61,8 +63,8 @@ def log_prob(position: int, version: int) -> float:
 
 def log_probs_of(position: int, tokens: int, version: int) -> list[float]:
     """Log probabilities that encode the position and the weight version of their tokens, exactly."""
-    offset = version / 1024 + 1 / 2048
-    return [-(each + offset) for each in range(position, position + tokens)]
+    offset = -version / 1024 - 1 / 2048
+    return [offset - each for each in range(position, position + tokens)]
 
 
 @dataclass(slots=True)
@@ -164,16 +166,16 @@ class FakeRolloutServer:
         try:
             if not len(prompt_ids):
                 raise NoRoom("the prompt is empty")
+            session = session_of(prompt_ids[0])
             grant = take_grant(self.settings.dialect, self.budget, len(prompt_ids), sampling_params)
             self._refuse_leftovers(sampling_params)
         except (NoRoom, TypeError) as error:
-            self._end(request, "error", 0, str(error))
+            self._end(request, "error", 0, without_addresses(str(error)))
             raise
         self._trace.add(
             Granted(self._loop.now_ns, request, grant.tokens, grant.rule, grant.wanted_tokens, grant.room_tokens)
         )
         wants_log_probs = sampling_params.pop("logprobs", False) not in (False, None)
-        session = session_of(prompt_ids[0])
         answer: asyncio.Future[TokenOutput] = self._loop.create_future()
         self._enter(_Request(request, request_id, session, len(prompt_ids), grant.tokens, wants_log_probs, answer))
         return answer
@@ -332,7 +334,7 @@ class FakeRolloutServer:
             self._timer = None
         if next_ns is not None:
             self._timer_ns = next_ns
-            self._timer = self._loop.call_at(next_ns / NS_PER_S, self._on_timer)
+            self._timer = self._loop.call_at_ns(next_ns, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

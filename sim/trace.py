@@ -6,7 +6,9 @@ read it and never what a system under test says of itself. Times are integer nan
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+import operator
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -251,7 +253,7 @@ class TurnRecord:
 
     @property
     def decoded_tokens(self) -> int:
-        return sum(attempt.decoded_tokens for attempt in self.attempts)
+        return sum([attempt.decoded_tokens for attempt in self.attempts])
 
 
 @dataclass(slots=True)
@@ -317,11 +319,13 @@ class Ledger:
         ended = turns[turn].ended if turn < len(turns) else None
         return None if ended is None else ended.outcome
 
-    def turns(self) -> Iterator[tuple[int, TurnRecord]]:
+    def turns(self) -> list[tuple[int, TurnRecord]]:
         """All turns with their session's index."""
-        for index, session in enumerate(self.sessions):
-            for turn in session.turns:
-                yield index, turn
+        return self._in_order
+
+    @cached_property
+    def _in_order(self) -> list[tuple[int, TurnRecord]]:
+        return [(index, turn) for index, session in enumerate(self.sessions) for turn in session.turns]
 
 
 _BOOKED: dict[type[Any], Callable[[Ledger, Any], None]] = {
@@ -378,7 +382,35 @@ class Trace:
 
     def digest(self) -> str:
         """A hash of every event: equal for equal runs, in any process."""
-        return hashlib.blake2b(msgspec.msgpack.encode(self.events), digest_size=16).hexdigest()
+        try:
+            packed = _encoder.encode(self.events)
+        except OverflowError:  # a client made an integer of more than 64 bits
+            packed = msgspec.json.encode(self.events, enc_hook=_plain)
+        return hashlib.blake2b(packed, digest_size=16).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """For what a system under test puts where plain data belongs: numpy's integers, or an object of its own."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return type(value).__name__
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+
+
+def spelled(error: BaseException) -> str:
+    """An error as text that is the same in every process."""
+    return without_addresses(f"{type(error).__name__}: {error}")
+
+
+def without_addresses(text: str) -> str:
+    """A text without the memory addresses that the repr of an object has."""
+    return _ADDRESS.sub("…", text) if "x" in text else text
+
+
+_ADDRESS = re.compile(r"0?x[0-9a-f]{8,}\b")
 
 
 def ids_as_runs(ids: list[int]) -> Ids:

@@ -28,8 +28,20 @@ from sim.server import FakeRolloutServer, Model, first_token
 from sim.sut.interface import Client, Config, Context, Sut, SutError
 from sim.sut.reference.agent import Trajectory, run_turns
 from sim.sut.reference.routing import LeastLoadedBalancer
-from sim.trace import Logged, Message, SessionEnded, Trace, TurnEnded, TurnStarted, WorldEnded, ids_as_runs
+from sim.trace import (
+    Logged,
+    Message,
+    SessionEnded,
+    Trace,
+    TurnEnded,
+    TurnStarted,
+    WorldEnded,
+    ids_as_runs,
+    spelled,
+    without_addresses,
+)
 from sim.transport import BalancerHandle, ServerHandle, TurnInProgress, Wire, copied, current_turn
+from sim.watchdog import Blocked, watched
 
 REST = "rest"
 """Kind of the balancer's last entry in the trace: its counts when all is over."""
@@ -90,8 +102,7 @@ class _ObservedClient:
             self._end(session, turn, before, sampling_params, outcome="cancelled")
             raise
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            self._end(session, turn, before, sampling_params, outcome="error", error=text)
+            self._end(session, turn, before, sampling_params, outcome="error", error=spelled(error))
             raise
         return output
 
@@ -107,7 +118,7 @@ class _ObservedClient:
         outcome: Any = "ok",
         error: str | None = None,
     ) -> None:
-        changed = None if before == after else f"{before} became {after}"
+        changed = None if before == after else without_addresses(f"{before} became {after}")
         self._trace.add(
             TurnEnded(
                 self._loop.now_ns,
@@ -136,7 +147,11 @@ class _LogTap(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._heard is not None:
-            self._heard(record.name, record.getMessage())
+            try:
+                text = record.getMessage()
+            except Exception:  # the arguments do not fit: `logging` would complain on the terminal and go on
+                text = str(record.msg)
+            self._heard(record.name, text)
 
     @contextmanager
     def tapped(self, heard: Callable[[str, str], None]) -> Iterator[None]:
@@ -189,12 +204,14 @@ def liveness_bound_s(case: Case) -> float:
     calls_s = server.prefill_s + server.admission_s + 2 * case.transport.server_delay_s
     calls_s += 3 * case.transport.balancer_delay_s + server.token_time_s + 2.0
     total_s = 0.0
-    for session in case.sessions:
+    for index, session in enumerate(case.sessions):
+        limit = explicit_limit(case, index)
+        grant_tokens = max(case.budget.response_length, 0 if limit is None else limit.tokens)
+        turn_tokens = min(case.budget.context_tokens, aborts * grant_tokens)
         tokens = 0
         for turn in session.turns:
             total_s += turn.tool_time_s
-            tokens += case.budget.context_tokens if turn.response_tokens is None else turn.response_tokens
-        tokens = min(tokens, case.budget.context_tokens * len(session.turns))
+            tokens += turn_tokens if turn.response_tokens is None else min(turn_tokens, turn.response_tokens)
         total_s += session.arrival_s + tokens * server.token_time_s + len(session.turns) * aborts * calls_s
     for fault in case.faults:
         total_s += getattr(fault, "pause_s", 0.0) + getattr(fault, "delay_s", 0.0) + getattr(fault.at, "time_s", 0.0)
@@ -203,13 +220,19 @@ def liveness_bound_s(case: Case) -> float:
 
 
 class World:
-    """One run of a Case with one system under test. Make it, `run` it once, read `trace` and `deviations`."""
+    """One run of a Case with one system under test. Make it, `run` it once, read `trace` and `deviations`.
 
-    def __init__(self, case: Case, sut: Sut) -> None:
+    `order`: in the place of the Case's own schedule, for one who watches it.
+    """
+
+    def __init__(self, case: Case, sut: Sut, order: Order | None = None) -> None:
         self.case = case
+        self._order = _order(case) if order is None else order
         self.sut = sut
         self.trace = Trace(len(case.sessions))
         self.deviations: tuple[Deviation, ...] = ()
+        self.steps = 0
+        """Callbacks that ran: what the run cost, the same on any machine."""
         self._loop = self._make_loop()
         self._balancer: BalancerHandle | None = None
 
@@ -218,7 +241,7 @@ class World:
         loop, trace = self._loop, self.trace
         loop.set_exception_handler(self._unhandled)
         try:
-            with tamed(loop, self.case.seed), _log_tap.tapped(self._heard):
+            with watched(), tamed(loop, self.case.seed), _log_tap.tapped(self._heard):
                 try:
                     loop.run_until_complete(self._main())
                     loop.run_until_idle()
@@ -230,14 +253,18 @@ class World:
                     trace.seal(WorldEnded(loop.now_ns, "horizon"))
                 except StepCap as cap:
                     trace.seal(WorldEnded(loop.now_ns, "livelock", (("", str(cap)),)))
-                self.deviations = loop.deviations
+                self.deviations, self.steps = loop.deviations, loop.steps
                 loop.close()
+        except Blocked as blocked:
+            raise SutError(f"SUT {self.sut.name!r} {blocked}") from None
+        except SystemExit as left:
+            raise SutError(f"SUT {self.sut.name!r} called sys.exit({left.code!r})") from left
         finally:
             loop.close()
         return trace
 
     def _heard(self, logger: str, text: str) -> None:
-        self.trace.add(Logged(self._loop.now_ns, logger, text))
+        self.trace.add(Logged(self._loop.now_ns, logger, without_addresses(text)))
 
     def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
         del loop
@@ -290,7 +317,7 @@ class World:
     # What another kind of world makes of other parts: a real engine, real time (gpu_checks)
 
     def _make_loop(self) -> VirtualLoop:
-        return VirtualLoop(order=_order(self.case), until_ns=to_ns(liveness_bound_s(self.case)))
+        return VirtualLoop(order=self._order, until_ns=to_ns(liveness_bound_s(self.case)))
 
     def _make_wire(self, triggers: Triggers) -> Wire:
         return Wire(self.case.transport, self._loop, self.trace, triggers)
@@ -323,9 +350,9 @@ class World:
         context = Context(_client_config(self.case), servers, make_balancer, default_balancer)
         try:
             client = self.sut.factory(context)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise SutError(f"the factory of SUT {self.sut.name!r} raised {type(error).__name__}: {error}") from error
-        if isinstance(client, tuple):
+        if isinstance(client, tuple) and len(client) == 2:
             client, balancer = client
             if isinstance(balancer, BalancerHandle):
                 self._balancer = balancer
@@ -369,7 +396,7 @@ class World:
         except asyncio.CancelledError:
             outcome = "cancelled"
         except Exception as error:
-            outcome, text = "error", f"{type(error).__name__}: {error}"
+            outcome, text = "error", spelled(error)
         self.trace.add(
             SessionEnded(self._loop.now_ns, index, outcome, trajectory.response_tokens, trajectory.kept_tokens, text)
         )

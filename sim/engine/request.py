@@ -58,7 +58,6 @@ class Request:
         "num_delivered_tokens",
         "num_output_placeholders",
         "num_output_tokens",
-        "num_preemptions",
         "num_prompt_tokens",
         "open_block_weight_version",
         "output_base",
@@ -88,7 +87,6 @@ class Request:
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
         self.num_delivered_tokens = 0
-        self.num_preemptions = 0
         self.running_order = 0
         """Position in the running list, which is in order of admission."""
         self.steady_since = NOT_STEADY

@@ -37,7 +37,6 @@ class SchedulerOutput:
         "num_preemptions",
         "num_prefill_tokens",
         "num_running",
-        "outgrew_pool",
         "preempted",
         "sampled",
         "scheduled",
@@ -67,8 +66,6 @@ class SchedulerOutput:
         """Ids of those preempted in this step or, by a cache reset, since the one before."""
         self.num_preemptions = 0
         """In this step only."""
-        self.outgrew_pool: Request | None = None
-        """A request that ran alone and preempted itself: it needs more blocks than there are."""
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -91,6 +88,8 @@ class Scheduler:
         self.singles: dict[Request, None] = {}
         """Running requests that are scheduled one by one: prefills, decodes that missed a step and, under async
         scheduling, all."""
+        self.num_preemptions = 0
+        """Since the start; a cache reset that preempts counts for each."""
         self._num_admissions = 0
         self._preempted_by_reset: set[str] = set()
 
@@ -145,7 +144,7 @@ class Scheduler:
         """A preempted request loses all its blocks and waits at the front, to compute everything again."""
         self.kv_cache_manager.free(request)
         request.status = RequestStatus.PREEMPTED
-        request.num_preemptions += 1
+        self.num_preemptions += 1
         # What it sampled in the step in flight is still to come, but counts as output, not as a placeholder.
         request.num_output_placeholders = 0
         self.waiting.prepend(request)
@@ -293,8 +292,6 @@ class Scheduler:
                 victim = next(reversed(self.running))
             self._preempt(victim, request, output)
             if victim is request:
-                if not self.running:
-                    output.outgrew_pool = request
                 return False
         return True
 
