@@ -344,6 +344,9 @@ class RealRolloutServer:
         self.version = global_steps
         self._trace.add(VersionChanged(self._loop.now_ns, self.replica, global_steps))
 
+    def book(self) -> None:
+        """Nothing to do: tokens are on the trace as they come."""
+
     def live_request_ids(self, session: int) -> list[str]:
         """The ids of a session's requests in the engine."""
         return [each.request_id for each in self._live.values() if each.session == session]

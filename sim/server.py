@@ -63,8 +63,8 @@ def log_prob(position: int, version: int) -> float:
 
 def log_probs_of(position: int, tokens: int, version: int) -> list[float]:
     """Log probabilities that encode the position and the weight version of their tokens, exactly."""
-    offset = version / 1024 + 1 / 2048
-    return [-(each + offset) for each in range(position, position + tokens)]
+    offset = -version / 1024 - 1 / 2048
+    return [offset - each for each in range(position, position + tokens)]
 
 
 @dataclass(slots=True)
@@ -307,6 +307,11 @@ class FakeRolloutServer:
         for each in self._live.values():
             each.version = global_steps
         self._trace.add(VersionChanged(self._loop.now_ns, self.replica, global_steps))
+
+    def book(self) -> None:
+        """Puts on the trace what is decoded by now, where the trace needs it to the token."""
+        self._take(self._engine.flush(self._loop.now_ns))
+        self._set_timer()
 
     def live_request_ids(self, session: int) -> list[str]:
         """The ids of a session's requests in the engine."""

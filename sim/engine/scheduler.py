@@ -37,7 +37,6 @@ class SchedulerOutput:
         "num_preemptions",
         "num_prefill_tokens",
         "num_running",
-        "outgrew_pool",
         "preempted",
         "sampled",
         "scheduled",
@@ -67,8 +66,6 @@ class SchedulerOutput:
         """Ids of those preempted in this step or, by a cache reset, since the one before."""
         self.num_preemptions = 0
         """In this step only."""
-        self.outgrew_pool: Request | None = None
-        """A request that ran alone and preempted itself: it needs more blocks than there are."""
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -295,8 +292,6 @@ class Scheduler:
                 victim = next(reversed(self.running))
             self._preempt(victim, request, output)
             if victim is request:
-                if not self.running:
-                    output.outgrew_pool = request
                 return False
         return True
 
