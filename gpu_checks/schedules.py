@@ -227,7 +227,7 @@ def real_core(model_folder: str) -> Iterator[RealCore]:
         logits_processors=PROCESSORS,
         async_scheduling=False,
         distributed_executor_backend="uni",
-        **({"gpu_memory_utilization": 0.2} if on_cuda() else {}),
+        **({"gpu_memory_utilization": 0.05} if on_cuda() else {}),
         **settings,
     )
     config = args.create_engine_config()
