@@ -149,7 +149,10 @@ def engine_args(settings: EngineSettings, model_folder: str) -> dict[str, Any]:
     if settings.model is None:
         args["load_format"] = "dummy"
         args["max_model_len"] = TINY_MODEL["max_position_embeddings"]
-    if not on_cuda():
+    if on_cuda():
+        # All engines share the GPU, and the schedule check has one more.
+        args["gpu_memory_utilization"] = 0.1 if settings.model is None else 0.8 / settings.replicas_max
+    else:
         args["distributed_executor_backend"] = "uni"
     if settings.gpu_memory_utilization is not None:
         args["gpu_memory_utilization"] = settings.gpu_memory_utilization
