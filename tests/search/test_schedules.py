@@ -24,3 +24,9 @@ def test_worlds_of_other_seeds_run_under_other_orders():
     seeds = [each.schedule.seed for seed in range(8) for each in under_schedules(case(seed))[1:]]
     assert len(set(seeds)) == len(seeds)
     assert Schedule() not in [each.schedule for each in under_schedules(case(1))[1:]]
+
+
+def test_a_race_is_looked_for_under_more_orders_the_first_ones_being_the_same():
+    few, many = under_schedules(case(3)), under_schedules(case(3), more=16)
+    assert many[: len(few)] == few
+    assert len({each.schedule.seed for each in many[1:]}) == len(few) - 1 + 16
