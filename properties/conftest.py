@@ -30,22 +30,29 @@ def _planted_names(metafunc: pytest.Metafunc) -> list[str]:
 @pytest.fixture
 def gate(named_suts, pytestconfig, request):
     """Searches the named SUTs (the clean built-in one by default): what is found must be in the corpus."""
+    from sim.sut.interface import SutError
     from sim.sut.registry import CLEAN, load_sut
     from sim.testing import assert_only_known, known_violations, search
 
     kind = request.module.KIND
-    _skip_other_kinds(pytestconfig, kind)
+    skip_other_kinds(pytestconfig, kind)
 
     def run() -> None:
         for sut in named_suts or [load_sut(CLEAN)]:
-            campaign = search(
-                sut,
-                kind,
-                worlds=pytestconfig.getoption("--worlds"),
-                seed=pytestconfig.getoption("--search-seed"),
-            )
-            print(f"{sut.key}: {campaign.worlds} worlds, found {[find.invariant for find in campaign.finds]}")
-            assert_only_known(campaign, known_violations(CORPUS, sut.key))
+            known = known_violations(CORPUS, sut.key)
+            try:
+                campaign = search(
+                    sut,
+                    kind,
+                    worlds=pytestconfig.getoption("--worlds"),
+                    seed=pytestconfig.getoption("--search-seed"),
+                    known=known,
+                )
+            except SutError as error:
+                pytest.fail(f"error: {error}", pytrace=False)
+            found = [find.invariant for find in campaign.finds]
+            print(f"{sut.key}: {campaign.worlds} worlds, known {sorted(campaign.seen)}, found {found}")
+            assert_only_known(campaign, known)
 
     return run
 
@@ -59,7 +66,7 @@ def catch(named_suts, pytestconfig, request):
 
     if named_suts:
         pytest.skip("planted bugs are searched when no --sut is named")
-    _skip_other_kinds(pytestconfig, request.module.KIND)
+    skip_other_kinds(pytestconfig, request.module.KIND)
 
     def run(planted_name: str):
         number = PLANTED[planted_name].invariant
@@ -74,7 +81,19 @@ def catch(named_suts, pytestconfig, request):
 WORLDS_TO_CATCH = 3000
 
 
-def _skip_other_kinds(pytestconfig: pytest.Config, kind: str) -> None:
+@pytest.fixture
+def of_wanted_kind(pytestconfig):
+    """Skips what is about an invariant of a kind that --kind leaves out."""
+    from sim.invariants import INVARIANTS
+
+    def check(number: str | None) -> None:
+        if number is not None:
+            skip_other_kinds(pytestconfig, INVARIANTS[number].kind)
+
+    return check
+
+
+def skip_other_kinds(pytestconfig: pytest.Config, kind: str) -> None:
     wanted = pytestconfig.getoption("--kind")
     if wanted and kind not in wanted:
         pytest.skip(f"kind {kind} is not among --kind {', '.join(wanted)}")

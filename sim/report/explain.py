@@ -186,7 +186,8 @@ def schedule_line(case: Case) -> str:
     if schedule.policy == "random":
         return f"schedule: random order, seed {schedule.seed}"
     places = ", ".join(f"step {step} takes callback {pick}" for step, pick in schedule.deviations)
-    return f"schedule: FIFO but for {len(schedule.deviations)} deviations ({places}): a race"
+    count = len(schedule.deviations)
+    return f"schedule: FIFO but for {count} deviation{'s' * (count > 1)} ({places}): a race"
 
 
 def world_report(case: Case, sut: Sut, trace: Trace, violations: Sequence[Violation]) -> str:

@@ -3,8 +3,8 @@
 Operating rules:
 - Hypothesis draws the world; each is run under several schedules, and every `TWICE_EVERY`-th run is done twice (D1).
 - An invariant is reported once a SUT. When a new one breaks, Hypothesis shrinks that violation before the search goes
-  on, for at most `MOST_SHRINK_WORLDS` worlds and `MOST_SHRINK_STEPS` callbacks; then the world is reduced by whole
-  parts, and its schedule is shrunk.
+  on, for at most `MOST_SHRINK_WORLDS` worlds (a race: `MOST_RACE_WORLDS`) and `MOST_SHRINK_STEPS` callbacks; then the
+  world is reduced by whole parts, and its schedule is shrunk.
 - Shrinking is not searching: its worlds do not count against the bounds.
 - Nothing seen is lost: what else broke on the way and was not met again is reported as it was.
 - A campaign bounded by worlds never looks at a clock: the same seed gives the same finds, every time. One bounded by
@@ -28,7 +28,7 @@ from sim.invariants import INVARIANTS, judge
 from sim.invariants.harness import check_same_digest
 from sim.invariants.interface import Violation
 from sim.search.reduce import reduce_world
-from sim.search.schedules import under_schedules
+from sim.search.schedules import MORE_FOR_A_RACE, under_schedules
 from sim.search.shrink import shrink_schedule
 from sim.sut.interface import Sut
 from sim.trace import Trace
@@ -36,6 +36,7 @@ from sim.world import World, run_world
 
 TWICE_EVERY = 8
 MOST_SHRINK_WORLDS = 3000
+MOST_RACE_WORLDS = 9000
 MOST_SHRINK_STEPS = 10_000_000
 """A client that polls for ever makes worlds a thousand times as dear as others."""
 GRACE = 0.5
@@ -199,7 +200,8 @@ class _Search:
         return time.monotonic() - self.started >= self.bounds.seconds
 
     def shrunk_enough(self) -> bool:
-        if self.stop() or self._shrink_worlds >= MOST_SHRINK_WORLDS or self._shrink_steps >= MOST_SHRINK_STEPS:
+        most_worlds = MOST_RACE_WORLDS if self.best is not None and self.best.is_race else MOST_SHRINK_WORLDS
+        if self.stop() or self._shrink_worlds >= most_worlds or self._shrink_steps >= MOST_SHRINK_STEPS:
             return True
         if self.bounds.seconds is None:
             return False
@@ -211,7 +213,8 @@ class _Search:
         campaign = self.campaign
         campaign.seconds = time.monotonic() - self.started
         self.progress(campaign)
-        for scheduled in under_schedules(case):
+        shrinks_race = self.best is not None and self.best.is_race
+        for scheduled in under_schedules(case, MORE_FOR_A_RACE if shrinks_race else 0):
             if self.stop():
                 campaign.interrupted = True
                 raise _Stop
