@@ -98,6 +98,11 @@ def fixed_loads() -> Iterator[Load]:
     yield writer.load("more requests than seats")
 
     writer = _Writer()
+    writer.add(1, "l0", _prompt(20), 30)
+    writer.abort(12, "l0")
+    yield writer.load("an abort that leaves nothing")
+
+    writer = _Writer()
     for number, length in enumerate((130, 158, 140)):
         writer.add(1, f"c{number}", _prompt(length, 17 * number), 60)
     yield writer.load("the end of the context")
@@ -289,12 +294,15 @@ def first_difference(real: Schedule, make_engine: MakeEngine = Engine) -> str | 
     """Where sim.engine's schedule leaves the real one; None where every step is equal."""
     engine = make_engine(EngineConfig(**SETTINGS))
     events = list(real.happened)
-    for number, step in enumerate(real.steps):
+    # After the last step, too: an abort may leave both idle.
+    for number, step in enumerate([*real.steps, None]):
         while events and events[0][0] <= number:
             _, kind, arguments, answer = events.pop(0)
             ours = _happen(engine, kind, arguments)
             if ours != answer:
                 return f"before step {number + 1}: {kind} answers {answer} on vLLM, {ours} simulated"
+        if step is None:
+            break
         simulated = engine.step()
         for name in FIELDS:
             ours = getattr(simulated, name)
