@@ -1,12 +1,23 @@
-"""What a server asks of an engine in virtual time, and the simplest engine that answers: a constant token time.
+"""What a server asks of an engine in virtual time.
 
 All times are integer nanoseconds of virtual time. An engine never looks at a clock: its server asks when the next
 thing will happen if nothing interferes, and tells it how late it is.
 """
 
-import heapq
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
+
+
+class Prefill(NamedTuple):
+    """Where the KV of a request's prompt came from, in tokens."""
+
+    computed_tokens: int
+    cached_tokens: int
+    """Found in the prefix cache when the request was admitted first."""
+    recomputed_tokens: int
+    """Computed once more after a preemption, its own output included."""
+    stale_tokens: int
+    """Of those found in the prefix cache, at any admission: computed with older weights than the present."""
 
 
 class Burst(NamedTuple):
@@ -15,126 +26,66 @@ class Burst(NamedTuple):
     request: int
     tokens: int
     finish: Literal["stop", "length"] | None
+    prefill: Prefill | None = None
+    """Of a request that finished, where the engine has a prefill."""
+
+
+class Left(NamedTuple):
+    """What an aborted request leaves behind."""
+
+    in_flight_tokens: int
+    """Tokens of the step under way, which nobody will get: 0 or 1."""
+    prefill: Prefill | None
+
+
+class Moment(NamedTuple):
+    """When an engine has to be called next: `advance` and, if it is the `last` thing at that instant, `start`."""
+
+    at_ns: int
+    last: bool
 
 
 class DecodeEngine(Protocol):
     """The engine behind a server."""
 
-    def add(self, now_ns: int, request: int, prompt_tokens: int, max_tokens: int, stop_after: int | None) -> None:
+    def add(
+        self, now_ns: int, request: int, prompt_ids: Sequence[int], max_tokens: int, stop_after: int | None
+    ) -> None:
         """Takes a request that ends after `max_tokens` (length), or `stop_after` (stop) if that is not later."""
 
     def watch(self, request: int, tokens: int) -> None:
-        """Makes the moment when `request` has decoded `tokens` one at which `next_ns` stops."""
+        """Makes the moment when `request` has decoded `tokens` one at which `next_moment` stops."""
 
-    def abort(self, request: int) -> None:
-        """Forgets a request; what it decoded until the last `advance` stays decoded."""
+    def abort(self, request: int) -> Left:
+        """Forgets a request, right after a `flush`."""
 
     def pause(self, now_ns: int) -> None:
-        """Stops decoding; what is added waits."""
+        """Admits nothing more; what is added waits. To be called between steps."""
 
     def resume(self, now_ns: int) -> None:
         """Goes on."""
 
-    def next_ns(self) -> int | None:
-        """When the next finish or watched moment is due; None when nothing will happen."""
+    def step_end_ns(self, now_ns: int) -> int | None:
+        """When the step under way ends; None between steps, which is when all but `add` and `abort` may be called."""
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets the KV of what is done; False, and nothing is done, while any request holds KV."""
+
+    def set_weight_version(self, version: int) -> int:
+        """Computes with other weights from now on. Returns how many requests keep KV of older ones."""
+
+    @property
+    def stuck(self) -> str | None:
+        """Why nothing will ever happen again unless something does from outside; None while that is not so."""
+
+    def next_moment(self) -> Moment | None:
+        """When something is due next; None when nothing will happen."""
+
+    def start(self, now_ns: int) -> None:
+        """All else at this instant has happened: the next step may start."""
 
     def advance(self, now_ns: int) -> list[Burst]:
         """What has come to a finish or a watched moment by `now_ns`. The others' tokens can wait for theirs."""
 
     def flush(self, now_ns: int) -> list[Burst]:
         """Everything decoded up to and including `now_ns`, in the order in which the requests were added."""
-
-
-@dataclass(slots=True)
-class _Live:
-    request: int
-    end_tokens: int
-    finish: Literal["stop", "length"]
-    start_ns: int
-    """When it would have decoded its zeroth token; without meaning while it waits for a resume."""
-    waiting: bool
-    decoded_tokens: int = 0
-    watched_tokens: int = 0
-
-
-class ConstantRate:
-    """Every request decodes a token each `token_ns` after `prefill_ns`, however many there are."""
-
-    def __init__(self, token_ns: int, prefill_ns: int) -> None:
-        self._token_ns = token_ns
-        self._prefill_ns = prefill_ns
-        self._live: dict[int, _Live] = {}
-        self._due: list[tuple[int, int]] = []
-        self._paused = False
-
-    def add(self, now_ns: int, request: int, prompt_tokens: int, max_tokens: int, stop_after: int | None) -> None:
-        assert request not in self._live, f"request {request} is already in the engine"
-        del prompt_tokens
-        stops = stop_after is not None and stop_after <= max_tokens
-        end_tokens = stop_after if stops and stop_after is not None else max_tokens
-        live = _Live(request, end_tokens, "stop" if stops else "length", now_ns + self._prefill_ns, self._paused)
-        self._live[request] = live
-        if not live.waiting:
-            self._expect(live, end_tokens)
-
-    def _expect(self, live: _Live, tokens: int) -> None:
-        heapq.heappush(self._due, (live.start_ns + tokens * self._token_ns, live.request))
-
-    def watch(self, request: int, tokens: int) -> None:
-        live = self._live.get(request)
-        if live is not None and live.decoded_tokens < tokens < live.end_tokens:
-            live.watched_tokens = tokens
-            if not live.waiting:
-                self._expect(live, tokens)
-
-    def abort(self, request: int) -> None:
-        self._live.pop(request, None)
-
-    def pause(self, now_ns: int) -> None:
-        assert not self._live, "a pause comes after the abort of all requests"
-        del now_ns
-        self._paused = True
-
-    def resume(self, now_ns: int) -> None:
-        self._paused = False
-        for live in self._live.values():
-            if live.waiting:
-                live.waiting = False
-                live.start_ns = now_ns + self._prefill_ns
-                self._expect(live, live.end_tokens)
-                if live.watched_tokens:
-                    self._expect(live, live.watched_tokens)
-
-    def next_ns(self) -> int | None:
-        while self._due and self._due[0][1] not in self._live:
-            heapq.heappop(self._due)
-        return self._due[0][0] if self._due else None
-
-    def advance(self, now_ns: int) -> list[Burst]:
-        bursts = []
-        while self._due and self._due[0][0] <= now_ns:
-            live = self._live.get(heapq.heappop(self._due)[1])
-            burst = None if live is None else self._decode(live, now_ns)
-            if burst is not None:
-                bursts.append(burst)
-        return bursts
-
-    def flush(self, now_ns: int) -> list[Burst]:
-        bursts = [self._decode(live, now_ns) for live in list(self._live.values())]
-        return [burst for burst in bursts if burst is not None]
-
-    def _decode(self, live: _Live, now_ns: int) -> Burst | None:
-        """What one request has decoded since its last burst; None: nothing."""
-        if live.waiting or now_ns < live.start_ns:
-            return None
-        decoded_tokens = live.end_tokens
-        if self._token_ns:
-            decoded_tokens = min(decoded_tokens, (now_ns - live.start_ns) // self._token_ns)
-        done = decoded_tokens == live.end_tokens
-        if decoded_tokens == live.decoded_tokens and not done:
-            return None
-        burst = Burst(live.request, decoded_tokens - live.decoded_tokens, live.finish if done else None)
-        live.decoded_tokens = decoded_tokens
-        if done:
-            del self._live[live.request]
-        return burst

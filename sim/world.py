@@ -22,7 +22,10 @@ from sim.clock import (
     tamed,
     to_ns,
 )
-from sim.decode import ConstantRate
+from sim.decode import DecodeEngine
+from sim.engine import Engine, EngineConfig
+from sim.engine.latency import Constant
+from sim.engine.timed import TimedEngine
 from sim.faults import Stage, Triggers, act
 from sim.server import FakeRolloutServer, Model, first_token
 from sim.sut.interface import Client, Config, Context, Sut, SutError
@@ -317,11 +320,22 @@ class World:
         return Wire(self.case.transport, self._loop, self.trace, triggers)
 
     def _make_server(self, replica: int, model: Model, triggers: Triggers) -> FakeRolloutServer:
-        settings = self.case.server
-        engine = ConstantRate(to_ns(settings.token_time_s), to_ns(settings.prefill_s))
+        case = self.case
         return self.sut.server_class(
-            replica, settings, self.case.budget, engine, self._loop, self.trace, model, triggers
+            replica, case.server, case.budget, self._make_engine(), self._loop, self.trace, model, triggers
         )
+
+    def _make_engine(self) -> DecodeEngine:
+        settings = self.case.server
+        config = EngineConfig(
+            num_gpu_blocks=700_000,
+            block_size=16,
+            max_num_seqs=1024,
+            max_num_batched_tokens=8192,
+            max_model_len=max(2, self.case.budget.context_tokens),
+        )
+        latency = Constant(to_ns(settings.token_time_s), to_ns(settings.prefill_s))
+        return TimedEngine(Engine(config, keep_finish_steps=False), latency)
 
     def _make_client(self, servers: dict[str, Any], wire: Wire) -> Client:
         names = list(servers)

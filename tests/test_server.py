@@ -18,7 +18,9 @@ import pytest
 
 from sim.case import Budget, ServerSettings
 from sim.clock import VirtualLoop, to_ns
-from sim.decode import ConstantRate
+from sim.engine import Engine, EngineConfig
+from sim.engine.latency import Constant
+from sim.engine.timed import TimedEngine
 from sim.server import ADMISSION_WAIT_S, FakeRolloutServer, first_token, log_probs_of, session_of
 from sim.trace import Admitted, Decoded, Ended, Granted, Parked, Paused, Resumed, Trace, VersionChanged
 
@@ -54,7 +56,10 @@ class Bench:
         self.trace = Trace(8)
         self.model = NeverStops()
         settings = ServerSettings(dialect, token_time_s=token_time_s, **settings)
-        engine = ConstantRate(to_ns(token_time_s), to_ns(settings.prefill_s))
+        config = EngineConfig(
+            num_gpu_blocks=101, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=40
+        )
+        engine = TimedEngine(Engine(config), Constant(to_ns(token_time_s), to_ns(settings.prefill_s)))
         self.server = FakeRolloutServer(0, settings, BUDGET, engine, self.loop, self.trace, self.model, self.model)
         self.requests = 0
 

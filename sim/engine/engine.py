@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 from sim.engine.config import EngineConfig
-from sim.engine.request import EngineRequest, Request, RequestStatus
+from sim.engine.request import NOT_STEADY, EngineRequest, Request, RequestStatus
 from sim.engine.scheduler import PauseState, Scheduler, SchedulerOutput
 from sim.engine.stuck import StuckWatch
 
@@ -147,6 +147,8 @@ class Engine:
         self._last_output = SchedulerOutput(config.max_num_batched_tokens)
         self._in_flight: deque[SchedulerOutput] = deque()
         """Outputs not yet processed: at most one between steps, and none without async scheduling."""
+        self._under_way: SchedulerOutput | None = None
+        """The step between `begin_step` and `end_step`."""
         self._finish_step: dict[str, int] | None = {} if keep_finish_steps else None
         self._stuck_watch = StuckWatch(self._scheduler)
         self._all_delivered = True
@@ -271,7 +273,7 @@ class Engine:
 
     @property
     def step_totals(self) -> StepTotals:
-        """Of the last step."""
+        """Of the last step; while one is under way, of that one."""
         return _totals(self._last_output)
 
     # --- steps ----------------------------------------------------------------------------------------------------
@@ -336,6 +338,50 @@ class Engine:
             finish_step=dict(self._finish_step),
             stuck=self.stuck,
         )
+
+    # --- a step in two halves, for whom steps take time -----------------------------------------------------------
+
+    def begin_step(self) -> SchedulerOutput:
+        """Schedule a step and leave it under way. Until `end_step` requests may be added, and nothing else may
+        happen: vLLM, too, does all else between steps."""
+        assert not self.config.async_scheduling, "with async scheduling steps overlap"
+        assert self._under_way is None, "the step before has not ended"
+        self._under_way = self._last_output = self._scheduler.schedule()
+        return self._under_way
+
+    def end_step(self) -> list[Request]:
+        """End the step under way; returns the requests that finished with it."""
+        output = self._under_way
+        assert output is not None, "no step is under way"
+        self._under_way = None
+        self._all_delivered = False
+        return self._update(output, output)
+
+    def num_output_tokens(self, request_id: str) -> int:
+        """Of a live request, without what the step under way brings it."""
+        request = self._scheduler.requests[request_id]
+        return request.num_output_tokens + self._scheduler.decodes.progress(request)
+
+    def num_tokens_under_way(self, request_id: str) -> int:
+        """Tokens that the step under way brings a live request: 0 or 1."""
+        if self._under_way is None:
+            return 0
+        request = self._scheduler.requests[request_id]
+        return int(request in self._under_way.sampled or request.steady_since != NOT_STEADY)
+
+    def uneventful_steps(self, limit: int) -> int:
+        """How many of the next steps do nothing but decode one token for each running request."""
+        del limit
+        return 0
+
+    def leap(self, num_steps: int) -> None:
+        """Take that many uneventful steps."""
+        raise NotImplementedError(num_steps)
+
+    def decode_totals(self) -> StepTotals:
+        """Of the next step, if it is an uneventful one."""
+        decodes = self._scheduler.decodes
+        return StepTotals(len(decodes), 0, len(decodes), decodes.num_kv_tokens + len(decodes))
 
     def _output_to_process(self, output: SchedulerOutput) -> SchedulerOutput | None:
         if not self.config.async_scheduling:

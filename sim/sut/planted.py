@@ -59,10 +59,10 @@ class DeafServer(FakeRolloutServer):
 class TwiceEndingServer(FakeRolloutServer):
     """Says of an aborted request that it ended, and then once more."""
 
-    def _end(self, request: int, outcome: Outcome, tokens: int, error: str | None = None) -> None:
-        super()._end(request, outcome, tokens, error)
+    def _end(self, request: int, outcome: Outcome, tokens: int, *more: Any, **named: Any) -> None:
+        super()._end(request, outcome, tokens, *more, **named)
         if outcome == "abort":
-            super()._end(request, "length", tokens, error)
+            super()._end(request, "length", tokens)
 
 
 class TokenLosingClient(PinnedClient):
