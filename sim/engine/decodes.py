@@ -28,8 +28,9 @@ class Decodes:
         """Blocks that they hold together, each counting those it shares."""
         self._num_requests = 0
         self._by_phase: list[dict[Request, None]] = [{} for _ in range(block_size)]
-        self._finishes: list[tuple[int, int, Request]] = []
-        """Heap of (tick, running_order, request); entries of requests that left are skipped when met."""
+        self._by_finish_tick: dict[int, dict[Request, None]] = {}
+        self._finish_ticks: list[int] = []
+        """Heap of the keys of _by_finish_tick. Where all have left, the key stays until it is met."""
         self._sum_of_origins_tokens = 0
         """Sum over all of num_computed_tokens minus the tick of joining."""
 
@@ -46,36 +47,43 @@ class Decodes:
         return self._sum_of_origins_tokens + self._num_requests * self.tick
 
     def join(self, request: Request) -> None:
+        tick, num_computed_tokens = self.tick, request.num_computed_tokens
+        num_more_tokens = request.final_output_tokens - request.num_output_tokens
         assert request.steady_since == NOT_STEADY, "joined twice"
-        assert request.num_computed_tokens == request.num_tokens - 1, "a steady request lacks exactly its last token"
-        assert request.num_output_tokens < request.final_output_tokens, "a finished request joined"
-        request.steady_since = self.tick
+        assert num_computed_tokens == request.num_tokens - 1, "a steady request lacks exactly its last token"
+        assert num_more_tokens > 0, "a finished request joined"
+        request.steady_since = tick
         self._num_requests += 1
-        self.num_blocks -= -request.num_computed_tokens // self.block_size
-        self._sum_of_origins_tokens += request.num_computed_tokens - self.tick
-        self._by_phase[self.phase(request)][request] = None
-        if len(self._finishes) > 2 * self._num_requests + 64:
-            self._drop_stale_finishes()
-        heapq.heappush(self._finishes, (self._finish_tick(request), request.running_order, request))
+        self.num_blocks -= -num_computed_tokens // self.block_size
+        self._sum_of_origins_tokens += num_computed_tokens - tick
+        self._by_phase[(tick - num_computed_tokens) % self.block_size][request] = None
+        finish_tick = tick + num_more_tokens
+        finishing = self._by_finish_tick.get(finish_tick)
+        if finishing is None:
+            if len(self._finish_ticks) > 2 * self._num_requests + 64:
+                self._drop_empty_finish_ticks()
+            heapq.heappush(self._finish_ticks, finish_tick)
+            self._by_finish_tick[finish_tick] = {request: None}
+        else:
+            finishing[request] = None
 
     def leave(self, request: Request) -> None:
         """Bring the request's counts up to date and let it go."""
-        assert request.steady_since != NOT_STEADY, "left without having joined"
-        del self._by_phase[self.phase(request)][request]
+        since = request.steady_since
+        assert since != NOT_STEADY, "left without having joined"
+        num_computed_tokens, progress = request.num_computed_tokens, self.tick - since
+        del self._by_phase[(since - num_computed_tokens) % self.block_size][request]
+        del self._by_finish_tick[since + request.final_output_tokens - request.num_output_tokens][request]
         self._num_requests -= 1
-        self._sum_of_origins_tokens -= request.num_computed_tokens - request.steady_since
-        progress = self.progress(request)
-        request.num_computed_tokens += progress
+        self._sum_of_origins_tokens -= num_computed_tokens - since
+        request.num_computed_tokens = num_computed_tokens = num_computed_tokens + progress
         request.num_output_tokens += progress
         request.steady_since = NOT_STEADY
-        self.num_blocks += -request.num_computed_tokens // self.block_size
+        self.num_blocks += -num_computed_tokens // self.block_size
 
     def progress(self, request: Request) -> int:
         """Tokens decoded since the request's counts were last brought up to date."""
         return 0 if request.steady_since == NOT_STEADY else self.tick - request.steady_since
-
-    def phase(self, request: Request) -> int:
-        return (request.steady_since - request.num_computed_tokens) % self.block_size
 
     def needing_block(self) -> Collection[Request]:
         """Those that need one more block in this tick."""
@@ -85,22 +93,49 @@ class Decodes:
         """Those whose last block is full with this tick's token."""
         return self._by_phase[(self.tick + 1) % self.block_size]
 
-    def finish_tick(self) -> list[Request]:
-        """End the tick; returns those that it finished, which have left, in running order."""
-        self.num_blocks += len(self.needing_block())
-        self.tick += 1
+    def ticks_within(self, free_blocks: int, max_ticks: int) -> tuple[int, int]:
+        """How many ticks, at most max_ticks, these free blocks are enough for, and how many of them that takes."""
+        if not self._num_requests:
+            return max_ticks, 0
+        # In block_size ticks each request takes one block, wherever they begin.
+        rounds = min(free_blocks // self._num_requests, max_ticks // self.block_size)
+        num_ticks, num_blocks = rounds * self.block_size, rounds * self._num_requests
+        for tick in range(self.tick + num_ticks, self.tick + min(max_ticks, num_ticks + self.block_size)):
+            num_needing = len(self._by_phase[tick % self.block_size])
+            if num_blocks + num_needing > free_blocks:
+                break
+            num_blocks += num_needing
+            num_ticks += 1
+        return num_ticks, num_blocks
+
+    def ticks_to_finish(self) -> int:
+        """Ticks until, and with, the one that finishes somebody. There must be somebody."""
+        assert self._num_requests, "nobody will ever finish"
+        while not self._by_finish_tick[self._finish_ticks[0]]:
+            del self._by_finish_tick[heapq.heappop(self._finish_ticks)]
+        return self._finish_ticks[0] - self.tick
+
+    def advance(self, num_ticks: int, num_blocks: int) -> list[Request]:
+        """Let ticks pass, in which they take blocks; returns those that the last finished, which have left, in
+        running order. No tick before the last may finish anybody."""
+        self.num_blocks += num_blocks
+        self.tick += num_ticks
+        if not self._finish_ticks or self._finish_ticks[0] > self.tick:
+            return []
         finished: list[Request] = []
-        while self._finishes and self._finishes[0][0] < self.tick:
-            tick, _, request = heapq.heappop(self._finishes)
-            if request.steady_since != NOT_STEADY and self._finish_tick(request) == tick:
+        while self._finish_ticks and self._finish_ticks[0] <= self.tick:
+            finish_tick = heapq.heappop(self._finish_ticks)
+            requests = list(self._by_finish_tick[finish_tick])
+            assert finish_tick == self.tick or not requests, "a finish was missed"
+            for request in requests:
                 self.leave(request)
                 assert request.num_output_tokens == request.final_output_tokens, "finished at the wrong length"
-                finished.append(request)
+            del self._by_finish_tick[finish_tick]
+            finished += requests
+        finished.sort(key=lambda request: request.running_order)
         return finished
 
-    def _finish_tick(self, request: Request) -> int:
-        return request.steady_since + request.final_output_tokens - request.num_output_tokens - 1
-
-    def _drop_stale_finishes(self) -> None:
-        self._finishes = [(self._finish_tick(request), request.running_order, request) for request in self]
-        heapq.heapify(self._finishes)
+    def _drop_empty_finish_ticks(self) -> None:
+        self._by_finish_tick = {tick: requests for tick, requests in self._by_finish_tick.items() if requests}
+        self._finish_ticks = list(self._by_finish_tick)
+        heapq.heapify(self._finish_ticks)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
+from sim.engine import leap
 from sim.engine.config import EngineConfig
 from sim.engine.request import NOT_STEADY, EngineRequest, Request, RequestStatus
 from sim.engine.scheduler import PauseState, Scheduler, SchedulerOutput
@@ -144,7 +145,8 @@ class Engine:
         """Tokens each request took from blocks that older weights had computed; empty in a sound deployment."""
 
         self._scheduler = Scheduler(config)
-        self._last_output = SchedulerOutput(config.max_num_batched_tokens)
+        self.step_totals = StepTotals(0, 0, 0, 0)
+        """Of the last step; while one is under way, of that one."""
         self._in_flight: deque[SchedulerOutput] = deque()
         """Outputs not yet processed: at most one between steps, and none without async scheduling."""
         self._under_way: SchedulerOutput | None = None
@@ -271,11 +273,6 @@ class Engine:
         """Since the start, those by a cache reset included."""
         return self._scheduler.num_preemptions
 
-    @property
-    def step_totals(self) -> StepTotals:
-        """Of the last step; while one is under way, of that one."""
-        return _totals(self._last_output)
-
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def step(self) -> Step:
@@ -288,6 +285,19 @@ class Engine:
         step.free_blocks = self._scheduler.kv_cache_manager.free_blocks
         self._all_delivered = False
         return step
+
+    def uneventful_steps(self, limit: int) -> int:
+        """How many of the next steps, at most limit, do nothing but decode: in each of them every running request gets
+        one token, and nobody is admitted, preempted or finished. 0: the next step is to be taken by itself."""
+        return self._uneventful_steps(limit)[0]
+
+    def leap(self, num_steps: int) -> None:
+        """Take that many steps at once, of those that `uneventful_steps` told of."""
+        num_uneventful, num_blocks = self._uneventful_steps(num_steps)
+        if num_uneventful != num_steps:
+            raise ValueError(f"num_steps={num_steps!r} is not possible: it must be at most {num_uneventful}")
+        self._leap(num_steps, num_blocks)
+        self._all_delivered = False
 
     def advance(self, until_step: int, *, stop_after_finish: bool = False) -> list[TokenRun]:
         """Take steps until steps_done is until_step; fewer if there is nothing more to do or the engine is stuck.
@@ -304,8 +314,12 @@ class Engine:
         finished_runs: list[TokenRun] = []
         preempted: dict[str, None] = {}
         for _ in range(until_step - self.steps_done):
-            if self.stuck is not None or not self.has_work:
+            if self.steps_done >= until_step or self.stuck is not None or not self.has_work:
                 break
+            num_steps, num_blocks = self._uneventful_steps(until_step - self.steps_done)
+            if num_steps:
+                self._leap(num_steps, num_blocks)
+                continue
             output = self._scheduler.schedule()
             finished = self._update(output, self._output_to_process(output))
             if output.preempted:
@@ -329,6 +343,10 @@ class Engine:
         for _ in range(MAX_STEPS_OF_A_RUN):
             if self.stuck is not None or not self.has_work:
                 break
+            num_steps, num_blocks = self._uneventful_steps(MAX_STEPS_OF_A_RUN)
+            if num_steps:
+                self._leap(num_steps, num_blocks)
+                continue
             output = self._scheduler.schedule()
             self._update(output, self._output_to_process(output))
         return Run(
@@ -339,6 +357,19 @@ class Engine:
             stuck=self.stuck,
         )
 
+    def _uneventful_steps(self, limit: int) -> tuple[int, int]:
+        if self.stuck is not None or self.config.async_scheduling:
+            return 0, 0
+        return leap.uneventful_steps(self._scheduler, limit)
+
+    def _leap(self, num_steps: int, num_blocks: int) -> None:
+        decodes = self._scheduler.decodes
+        self._scheduler.leap(num_steps, num_blocks)
+        self.steps_done += num_steps
+        self.scheduled_tokens += num_steps * len(decodes)
+        self.step_totals = StepTotals(len(decodes), 0, len(decodes), decodes.num_kv_tokens)
+        assert self._scheduler.blocks_are_conserved(), "free and held blocks are not all there are"
+
     # --- a step in two halves, for whom steps take time -----------------------------------------------------------
 
     def begin_step(self) -> SchedulerOutput:
@@ -346,8 +377,9 @@ class Engine:
         happen: vLLM, too, does all else between steps."""
         assert not self.config.async_scheduling, "with async scheduling steps overlap"
         assert self._under_way is None, "the step before has not ended"
-        self._under_way = self._last_output = self._scheduler.schedule()
-        return self._under_way
+        self._under_way = output = self._scheduler.schedule()
+        self.step_totals = _totals(output)
+        return output
 
     def end_step(self) -> list[Request]:
         """End the step under way; returns the requests that finished with it."""
@@ -369,15 +401,6 @@ class Engine:
         request = self._scheduler.requests[request_id]
         return int(request in self._under_way.sampled or request.steady_since != NOT_STEADY)
 
-    def uneventful_steps(self, limit: int) -> int:
-        """How many of the next steps do nothing but decode one token for each running request."""
-        del limit
-        return 0
-
-    def leap(self, num_steps: int) -> None:
-        """Take that many uneventful steps."""
-        raise NotImplementedError(num_steps)
-
     def decode_totals(self) -> StepTotals:
         """Of the next step, if it is an uneventful one."""
         decodes = self._scheduler.decodes
@@ -394,7 +417,7 @@ class Engine:
         finished = self._scheduler.update_from_output(processed) if processed is not None else []
         self.steps_done += 1
         self.scheduled_tokens += output.num_scheduled_tokens
-        self._last_output = output
+        self.step_totals = _totals(output)
         for request, num_tokens in output.stale_cached_tokens.items():
             stale = self.stale_cached_tokens
             stale[request.request_id] = stale.get(request.request_id, 0) + num_tokens

@@ -136,6 +136,10 @@ class Scheduler:
             return False
         return bool(self.running) or (self.pause_state is PauseState.UNPAUSED and len(self.waiting) > 0)
 
+    def has_news(self) -> bool:
+        """Whether the next step has to report something that happened before it."""
+        return bool(self._preempted_by_reset)
+
     def _leave_running(self, request: Request) -> None:
         del self.running[request]
         if request.steady_since == NOT_STEADY:
@@ -180,7 +184,7 @@ class Scheduler:
 
     def update_from_output(self, output: SchedulerOutput) -> list[Request]:
         """Append what the model sampled in a step; returns the requests that this finished, in running order."""
-        finished = self.decodes.finish_tick() if output.num_decodes else []
+        finished = self.decodes.advance(1, len(self.decodes.needing_block())) if output.num_decodes else []
         for request in output.sampled:
             if request.status is RequestStatus.FINISHED:
                 continue  # aborted, or stopped by the token before, while this one was in flight
@@ -198,6 +202,22 @@ class Scheduler:
         for request in finished:
             self.finish_request(request)
         return finished
+
+    def leap(self, num_steps: int, num_blocks: int) -> None:
+        """Take steps that do nothing but decode (see `sim.engine.leap`) and need so many blocks."""
+        kv_cache, decodes = self.kv_cache_manager, self.decodes
+        if not kv_cache.enable_caching:
+            kv_cache.take(num_blocks)
+            finished = decodes.advance(num_steps, num_blocks)
+            assert not finished, "leapt over a finish"
+            return
+        for _ in range(num_steps):
+            num_needing = len(decodes.needing_block())
+            kv_cache.take(num_needing)
+            for request in sorted(decodes.filling_block(), key=_running_order):
+                self._cache_filled_block(request)
+            finished = decodes.advance(1, num_needing)
+            assert not finished, "leapt over a finish"
 
     def prefill_cap_tokens(self) -> int:
         """Tokens that one request may get in this step. A prefill that is alone has nobody to hold up."""

@@ -1,10 +1,11 @@
 """The engine's laws, counted anew from scratch. The engine itself asserts a cheaper form of them at every step."""
 
 from collections import Counter
+from typing import Any
 
 from sim.engine import Engine
 from sim.engine.kv_cache import Block
-from sim.engine.request import RequestStatus
+from sim.engine.request import Request, RequestStatus
 
 
 def audit(engine: Engine) -> None:
@@ -46,3 +47,25 @@ def audit(engine: Engine) -> None:
     assert len(known) == len(set(known))
     assert set(known) == references.keys() | kv_cache.cached_free_blocks.keys()
     assert all(kv_cache.cached_blocks[block_hash].block_hash == block_hash for block_hash in kv_cache.duplicates)
+
+
+def state(engine: Engine) -> dict[str, Any]:
+    """All that decides what an engine does next, in words that do not depend on how it got there."""
+    scheduler = engine._scheduler
+    kv_cache, decodes = scheduler.kv_cache_manager, scheduler.decodes
+
+    def counts(request: Request) -> tuple[int, ...]:
+        progress = decodes.progress(request)
+        return (
+            request.num_computed_tokens + progress,
+            request.num_output_tokens + progress,
+            request.num_output_placeholders,
+            request.kv_weight_version,
+        )
+
+    return {
+        "running": {request.request_id: counts(request) for request in scheduler.running},
+        "waiting": {request.request_id: counts(request) for request in scheduler.waiting},
+        "nameless": kv_cache.num_nameless_free_blocks,
+        "evicted next": [(block.block_hash, block.weight_version) for block in kv_cache.cached_free_blocks],
+    }

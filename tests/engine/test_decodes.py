@@ -18,7 +18,7 @@ def test_counts_come_up_to_date_when_a_request_leaves() -> None:
     decodes, request = Decodes(block_size=4), steady_request("a", 6, num_more_tokens=9)
     decodes.join(request)
     for _ in range(3):
-        assert decodes.finish_tick() == []
+        assert decodes.advance(1, len(decodes.needing_block())) == []
     assert (request.num_output_tokens, decodes.progress(request)) == (1, 3)
     decodes.leave(request)
     assert (request.num_output_tokens, request.num_computed_tokens, decodes.progress(request)) == (4, 8, 0)
@@ -32,7 +32,7 @@ def test_a_block_is_needed_in_the_ticks_of_one_phase_and_filled_in_those_before(
     for tick in range(8):
         needing += [tick] * (request in decodes.needing_block())
         filling += [tick] * (request in decodes.filling_block())
-        decodes.finish_tick()
+        decodes.advance(1, len(decodes.needing_block()))
         num_blocks.append(decodes.num_blocks)
     assert (needing, filling) == ([2, 6], [1, 5])
     assert num_blocks == [2, 2, 3, 3, 3, 3, 4, 4]
@@ -44,8 +44,8 @@ def test_requests_finish_in_their_tick_and_in_running_order() -> None:
     for order, request in enumerate(requests):
         request.running_order = -order
         decodes.join(request)
-    assert decodes.finish_tick() == [requests[1]]
-    assert decodes.finish_tick() == [requests[2], requests[0]]
+    assert decodes.advance(1, len(decodes.needing_block())) == [requests[1]]
+    assert decodes.advance(1, len(decodes.needing_block())) == [requests[2], requests[0]]
 
 
 def test_those_that_left_leave_nothing_behind() -> None:
@@ -54,4 +54,4 @@ def test_those_that_left_leave_nothing_behind() -> None:
         request = steady_request(str(i), 5, num_more_tokens=1000)
         decodes.join(request)
         decodes.leave(request)
-    assert len(decodes._finishes) < 100
+    assert len(decodes._finish_ticks) < 100
