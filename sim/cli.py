@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 UNUSABLE = 2
 """Exit code for arguments or files that cannot be used."""
 
-_KINDS = ("budget", "lifecycle", "routing", "liveness", "harness")
+_KINDS = ("budget", "lifecycle", "routing", "staleness", "liveness", "harness")
 _DEMONSTRATION = ("reference:deferred", "reference:pinned")
 _DEMONSTRATED = "B1"
 _DEMONSTRATION_WORLDS = 1500

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 
+Finish = Literal["stop", "length"]
+
+
 class Prefill(NamedTuple):
     """Where the KV of a request's prompt came from, in tokens."""
 
@@ -25,7 +28,7 @@ class Burst(NamedTuple):
 
     request: int
     tokens: int
-    finish: Literal["stop", "length"] | None
+    finish: Finish | None
     prefill: Prefill | None = None
     """Of a request that finished, where the engine has a prefill."""
 

@@ -332,6 +332,11 @@ class FakeRolloutServer:
         """The ids of a session's requests in the engine."""
         return [each.request_id for each in self._live.values() if each.session == session]
 
+    @property
+    def stuck(self) -> str | None:
+        """Why the engine will never do anything again by itself; None while that is not so."""
+        return self._engine.stuck
+
     # The engine's time
 
     def _watch(self, request: _Request) -> None:

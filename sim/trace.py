@@ -255,6 +255,7 @@ class Attempt:
 
     sent: Sent
     grant: Granted | None = None
+    prefilled: Prefilled | None = None
     runs: list[Run] = field(default_factory=list)
     decoded_tokens: int = 0
     ended: list[Ended] = field(default_factory=list)
@@ -309,6 +310,9 @@ class Ledger:
     def _granted(self, event: Granted) -> None:
         self.attempts[event.request].grant = event
 
+    def _prefilled(self, event: Prefilled) -> None:
+        self.attempts[event.request].prefilled = event
+
     def _decoded(self, event: Decoded) -> None:
         attempt = self.attempts[event.request]
         attempt.runs.append(Run(event.position, event.tokens, event.version))
@@ -349,6 +353,7 @@ _BOOKED: dict[type[Any], Callable[[Ledger, Any], None]] = {
     TurnStarted: Ledger._turn_started,
     Sent: Ledger._sent,
     Granted: Ledger._granted,
+    Prefilled: Ledger._prefilled,
     Decoded: Ledger._decoded,
     Ended: Ledger._ended,
     Delivered: Ledger._delivered,

@@ -23,7 +23,7 @@ from sim.clock import (
     to_ns,
 )
 from sim.decode import DecodeEngine
-from sim.engine import Engine, EngineConfig
+from sim.engine import Engine
 from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
 from sim.faults import Stage, Triggers, act
@@ -232,6 +232,7 @@ class World:
         """Callbacks that ran: what the run cost, the same on any machine."""
         self._loop = self._make_loop()
         self._balancer: BalancerHandle | None = None
+        self._servers: list[FakeRolloutServer] = []
 
     def run(self) -> Trace:
         """Runs to the end: all done, deadlocked, out of time or livelocked; which of them is the trace's last event."""
@@ -245,9 +246,9 @@ class World:
                     self._show_rest()
                     trace.seal(WorldEnded(loop.now_ns, "done"))
                 except Deadlock as deadlock:
-                    trace.seal(WorldEnded(loop.now_ns, "deadlock", tuple(deadlock.waiting)))
+                    trace.seal(WorldEnded(loop.now_ns, "deadlock", (*self._stuck(), *deadlock.waiting)))
                 except Horizon:
-                    trace.seal(WorldEnded(loop.now_ns, "horizon"))
+                    trace.seal(WorldEnded(loop.now_ns, "horizon", self._stuck()))
                 except StepCap as cap:
                     trace.seal(WorldEnded(loop.now_ns, "livelock", (("", str(cap)),)))
                 self.deviations, self.steps = loop.deviations, loop.steps
@@ -259,6 +260,10 @@ class World:
         finally:
             loop.close()
         return trace
+
+    def _stuck(self) -> tuple[tuple[str, str], ...]:
+        """The replicas whose engines will never do anything again, and why."""
+        return tuple(("", f"replica {each.replica} is stuck: {each.stuck}") for each in self._servers if each.stuck)
 
     def _heard(self, logger: str, text: str) -> None:
         self.trace.add(Logged(self._loop.now_ns, logger, without_addresses(text)))
@@ -273,6 +278,7 @@ class World:
         wire = self._make_wire(triggers)
         model = _FakeModel()
         servers = [self._make_server(replica, model, triggers) for replica in range(case.replicas)]
+        self._servers = servers
         handles = [ServerHandle(wire, server) for server in servers]
         names = [f"replica-{replica}" for replica in range(case.replicas)]
         client = self._make_client(dict(zip(names, handles, strict=True)), wire)
@@ -327,13 +333,7 @@ class World:
 
     def _make_engine(self) -> DecodeEngine:
         settings = self.case.server
-        config = EngineConfig(
-            num_gpu_blocks=700_000,
-            block_size=16,
-            max_num_seqs=1024,
-            max_num_batched_tokens=8192,
-            max_model_len=max(2, self.case.budget.context_tokens),
-        )
+        config = settings.engine.config(self.case.budget.context_tokens)
         latency = Constant(to_ns(settings.token_time_s), to_ns(settings.prefill_s))
         return TimedEngine(Engine(config, keep_finish_steps=False), latency)
 

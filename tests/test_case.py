@@ -209,7 +209,7 @@ FAULT = {"fault": "abort_all", "at": {"on": "time", "time_s": 0}, "replica": 0}
         (
             ("faults",),
             [{**FAULT, "who": 1}],
-            "unknown field `who` - at `$.faults[0]` (allowed are at, replica, pause_s)",
+            "unknown field `who` - at `$.faults[0]` (allowed are at, replica, pause_s, reset_prefix_cache)",
         ),
         # what does not fit together
         (

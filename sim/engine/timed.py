@@ -10,9 +10,9 @@ plan: the steps that have ended are taken, the one under way goes on, and the re
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from sim.decode import Burst, Left, Moment, Prefill
+from sim.decode import Burst, Finish, Left, Moment, Prefill
 from sim.engine.engine import Engine
 from sim.engine.latency import Latency, Stretch
 from sim.engine.request import EngineRequest
@@ -222,7 +222,7 @@ class TimedEngine:
                 live = self._live.pop(request.request_id, None)
                 if live is not None:  # else it was aborted, and this was its token in flight
                     self._watched.pop(request.request_id, None)
-                    self._deliver(live, request.num_output_tokens, request.finish_reason)
+                    self._deliver(live, request.num_output_tokens, cast(Finish, request.finish_reason))
             for request_id in self._aborted:
                 self._engine.abort(request_id)
             self._aborted.clear()
@@ -247,7 +247,7 @@ class TimedEngine:
 
     # --- tokens ---------------------------------------------------------------------------------------------------
 
-    def _deliver(self, live: _Live, decoded_tokens: int, finish: str | None = None) -> None:
+    def _deliver(self, live: _Live, decoded_tokens: int, finish: Finish | None = None) -> None:
         num_tokens = decoded_tokens - live.delivered_tokens
         if num_tokens or finish is not None:
             live.delivered_tokens = decoded_tokens

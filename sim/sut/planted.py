@@ -142,6 +142,14 @@ class GhostBalancer(LeastLoadedBalancer):
         return super().acquire_server(request_id)
 
 
+class CacheKeepingServer(FakeRolloutServer):
+    """Keeps its prefix cache over an abort, and so over new weights."""
+
+    async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
+        del reset_prefix_cache
+        return await super().abort_all_requests(False, reject_request)
+
+
 class StuckGateServer(FakeRolloutServer):
     """Resumes its engine and forgets to open the gate."""
 
@@ -185,6 +193,7 @@ PLANTED: dict[str, Planted] = {
     "favourite": Planted("R4", balancer=FavouriteBalancer),
     "routes-to-removed": Planted("R5", balancer=GhostBalancer),
     "leaks-slot": Planted("R7", SlotLeakingClient),
+    "keeps-cache": Planted("S2", server=CacheKeepingServer),
     "stuck-gate": Planted("V1", server=StuckGateServer),
     "counts-worlds": Planted("D1", balancer=WorldCountingBalancer),
 }
