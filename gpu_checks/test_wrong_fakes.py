@@ -14,8 +14,8 @@ from gpu_checks.replay import RealRun, run_on_vllm, simulate_again
 from gpu_checks.schedules import Load, Schedule, first_difference, fixed_loads
 from sim.budget import Grant
 from sim.case import AbortAll, AfterSent, AfterTokens, Case, Session, Turn, WeightUpdate
-from sim.engine.timed import TimedEngine
 from sim.engine import Engine, EngineConfig
+from sim.engine.timed import TimedEngine
 from sim.server import FakeRolloutServer
 from sim.sut.interface import Sut
 from sim.sut.registry import load_sut

@@ -7,7 +7,6 @@ thing will happen if nothing interferes, and tells it how late it is.
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
-
 Finish = Literal["stop", "length"]
 
 

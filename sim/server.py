@@ -392,9 +392,7 @@ class FakeRolloutServer:
         left = self._engine.abort(request.number)
         self._finish(request, "abort", left.prefill, left.in_flight_tokens)
 
-    def _finish(
-        self, request: _Request, outcome: Outcome, prefill: Prefill | None, in_flight_tokens: int = 0
-    ) -> None:
+    def _finish(self, request: _Request, outcome: Outcome, prefill: Prefill | None, in_flight_tokens: int = 0) -> None:
         del self._live[request.number]
         if prefill is not None and any(prefill):
             self._trace.add(Prefilled(self._loop.now_ns, request.number, *prefill))
