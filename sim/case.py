@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, inspect
 
 from sim.engine.config import EngineConfig
+from sim.engine.latency import Affine, Constant, Fitted, Latency, Roofline
 
 FORMAT: Literal[1] = 1
 """Version of the JSON layout. A change that older files cannot express raises it."""
@@ -132,12 +133,34 @@ _NUM_GPU_BLOCKS = 32_768
 _MAX_NUM_SEQS = 1024
 
 
+class RooflineLatency(_Data, frozen=True, tag_field="latency", tag="roofline"):
+    """A step takes what `hardware` needs at its peak for a model's weights, KV and sums; see `sim.engine.latency`."""
+
+    hardware: str
+    model: str
+    tensor_parallel_size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    overhead_s: Seconds = 0.0
+
+
+class FittedLatency(_Data, frozen=True, tag_field="latency", tag="fitted"):
+    """A step takes `fixed_s`, and so much for each token that it schedules and for each token in its KV. The figures
+    are those that `sim.engine.latency.Fitted` finds in measurements."""
+
+    fixed_s: Seconds
+    scheduled_token_s: Seconds = 0.0
+    kv_token_s: Seconds = 0.0
+
+
+LatencyModel: TypeAlias = RooflineLatency | FittedLatency
+
+
 class ServerSettings(_Data, frozen=True):
     """How a replica behaves: the dialect of its grants, its gate, its engine, and how long its work takes.
 
     `submission_gate`: verl 0.9.1's servers park (or reject) what arrives between an abort and its resume;
     without it the paused engine queues it. `admission_s`: from passing the gate to being in the engine.
-    A step of the engine takes `token_time_s`, and `prefill_s` more if it computes any prompt.
+    A step of the engine takes `token_time_s`, and `prefill_s` more if it computes any prompt, unless `latency` says
+    otherwise.
     """
 
     dialect: Dialect = "vllm"
@@ -146,6 +169,25 @@ class ServerSettings(_Data, frozen=True):
     prefill_s: Seconds = 0.0
     admission_s: Seconds = 0.0
     engine: EngineSettings = EngineSettings()
+    latency: LatencyModel | None = None
+
+    def make_latency(self) -> Latency:
+        """How long the engine's steps take; a CaseError for hardware or a model that is unknown."""
+        match self.latency:
+            case RooflineLatency(hardware, model, tensor_parallel_size, overhead_s):
+                try:
+                    return Roofline(
+                        hardware,
+                        model,
+                        tensor_parallel_size=tensor_parallel_size,
+                        overhead_ns=round(overhead_s * 10**9),
+                    )
+                except ValueError as error:
+                    raise CaseError(f"server.latency: {error}") from None
+            case FittedLatency(fixed_s, scheduled_token_s, kv_token_s):
+                return Fitted(Affine(*(round(part_s * 10**15) for part_s in (fixed_s, scheduled_token_s, kv_token_s))))
+            case None:
+                return Constant(round(self.token_time_s * 10**9), round(self.prefill_s * 10**9))
 
 
 class Router(_Data, frozen=True):
@@ -313,6 +355,8 @@ class Case(_Data, frozen=True):
             )
         if self.server.engine != _USUAL_ENGINE:
             self.server.engine.config(context_tokens)
+        if self.server.latency is not None:
+            self.server.make_latency()
         for i, session in enumerate(self.sessions):
             if session.prompt_tokens > context_tokens:
                 raise CaseError(

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 from msgspec import UNSET
 
-from sim.case import Case, explicit_limit, params_owner
+from sim.case import MAX_TOKENS, Case, explicit_limit, params_owner
 from sim.clock import (
+    NS_PER_S,
     Deadlock,
     Deviation,
     Deviations,
@@ -23,8 +24,7 @@ from sim.clock import (
     to_ns,
 )
 from sim.decode import DecodeEngine
-from sim.engine import Engine
-from sim.engine.latency import Constant
+from sim.engine import Engine, StepTotals
 from sim.engine.timed import TimedEngine
 from sim.faults import Stage, Triggers, act
 from sim.server import FakeRolloutServer, Model, first_token
@@ -200,12 +200,36 @@ def _client_config(case: Case) -> Config:
     )
 
 
+def _slowest_step_s(case: Case) -> tuple[float, float]:
+    """What a step may take, and what the prefill of a request may add to that.
+
+    In each step the first of the running requests gets on, so a pool that never runs short takes a step a token and
+    one for each chunk of a prompt. In a smaller one every token may come with a prompt computed again.
+    """
+    server = case.server
+    config = server.engine.config(case.budget.context_tokens)
+    chunk_tokens = min(config.max_num_batched_tokens, server.engine.long_prefill_token_threshold or MAX_TOKENS)
+    chunks = -(-case.budget.context_tokens // chunk_tokens)
+    if server.latency is None:
+        token_s, prefill_s = server.token_time_s, server.prefill_s
+    else:
+        budget_tokens = config.max_num_batched_tokens
+        latency = server.make_latency()
+        kv_tokens = config.max_num_seqs * config.max_model_len
+        token_s = latency.stretch(StepTotals(budget_tokens, budget_tokens, 0, kv_tokens)).step_ns / NS_PER_S
+        prefill_s = token_s
+    if server.engine.num_gpu_blocks is not None:
+        return token_s + chunks * (token_s + prefill_s), chunks * (token_s + prefill_s)
+    return token_s, (chunks - 1) * token_s + chunks * prefill_s
+
+
 def liveness_bound_s(case: Case) -> float:
     """Virtual time in which every session must have ended: twice the time that all of the work takes one by one."""
     server = case.server
+    token_s, prefill_s = _slowest_step_s(case)
     aborts = 1 + len(case.faults)
-    calls_s = server.prefill_s + server.admission_s + 2 * case.transport.server_delay_s
-    calls_s += 3 * case.transport.balancer_delay_s + server.token_time_s + 2.0
+    calls_s = prefill_s + server.admission_s + 2 * case.transport.server_delay_s
+    calls_s += 3 * case.transport.balancer_delay_s + token_s + 2.0
     total_s = 0.0
     for session in case.sessions:
         tokens = 0
@@ -213,7 +237,7 @@ def liveness_bound_s(case: Case) -> float:
             total_s += turn.tool_time_s
             tokens += case.budget.context_tokens if turn.response_tokens is None else turn.response_tokens
         tokens = min(tokens, case.budget.context_tokens * len(session.turns))
-        total_s += session.arrival_s + tokens * server.token_time_s + len(session.turns) * aborts * calls_s
+        total_s += session.arrival_s + tokens * token_s + len(session.turns) * aborts * calls_s
     for fault in case.faults:
         total_s += getattr(fault, "pause_s", 0.0) + getattr(fault, "delay_s", 0.0) + getattr(fault.at, "time_s", 0.0)
         total_s += calls_s
@@ -334,8 +358,7 @@ class World:
     def _make_engine(self) -> DecodeEngine:
         settings = self.case.server
         config = settings.engine.config(self.case.budget.context_tokens)
-        latency = Constant(to_ns(settings.token_time_s), to_ns(settings.prefill_s))
-        return TimedEngine(Engine(config, keep_finish_steps=False), latency)
+        return TimedEngine(Engine(config, keep_finish_steps=False), settings.make_latency())
 
     def _make_client(self, servers: dict[str, Any], wire: Wire) -> Client:
         names = list(servers)
