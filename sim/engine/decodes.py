@@ -5,8 +5,7 @@ step. Time is counted in *ticks*, the steps in which the steady requests moved, 
 when it joins:
 
 - its counts are what they were then, plus the ticks since;
-- the ticks in which it needs a new block share one remainder modulo block_size, its *phase*; it fills a block in the
-  tick before each of them;
+- the ticks in which it needs a new block share one remainder modulo block_size, its *phase*;
 - the tick in which it will finish.
 
 So a step asks only for the few requests of one phase and for those that finish, and many steps at once ask no more.
@@ -18,6 +17,10 @@ from collections.abc import Collection, Iterator
 from sim.engine.request import NOT_STEADY, Request
 
 
+NOBODY, EVERYBODY = 0, 2**63
+"""For served_to; running_order counts from 1."""
+
+
 class Decodes:
     """The steady requests. Each is running, has sampled its last known token and has computed all before that one."""
 
@@ -26,6 +29,8 @@ class Decodes:
         self.tick = 0
         self.num_blocks = 0
         """Blocks that they hold together, each counting those it shares."""
+        self.served_to = NOBODY
+        """Within a step: the running_order up to which all have been scheduled."""
         self._num_requests = 0
         self._by_phase: list[dict[Request, None]] = [{} for _ in range(block_size)]
         self._by_finish_tick: dict[int, dict[Request, None]] = {}
@@ -85,13 +90,16 @@ class Decodes:
         """Tokens decoded since the request's counts were last brought up to date."""
         return 0 if request.steady_since == NOT_STEADY else self.tick - request.steady_since
 
+    def num_scheduled_tokens(self, request: Request) -> int:
+        """Tokens computed, with that of the step which is being scheduled."""
+        num_tokens = request.num_computed_tokens
+        if request.steady_since != NOT_STEADY:
+            num_tokens += self.tick - request.steady_since + (request.running_order <= self.served_to)
+        return num_tokens
+
     def needing_block(self) -> Collection[Request]:
         """Those that need one more block in this tick."""
         return self._by_phase[self.tick % self.block_size]
-
-    def filling_block(self) -> Collection[Request]:
-        """Those whose last block is full with this tick's token."""
-        return self._by_phase[(self.tick + 1) % self.block_size]
 
     def ticks_within(self, free_blocks: int, max_ticks: int) -> tuple[int, int]:
         """How many ticks, at most max_ticks, these free blocks are enough for, and how many of them that takes."""
@@ -120,6 +128,7 @@ class Decodes:
         running order. No tick before the last may finish anybody."""
         self.num_blocks += num_blocks
         self.tick += num_ticks
+        self.served_to = NOBODY
         if not self._finish_ticks or self._finish_ticks[0] > self.tick:
             return []
         finished: list[Request] = []

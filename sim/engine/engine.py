@@ -19,6 +19,8 @@ from sim.engine.stuck import StuckWatch
 PauseMode = Literal["abort", "wait", "keep"]
 
 MAX_STEPS_OF_A_RUN = 10**12
+STEPS_AT_ONCE = 10**6
+"""Of a run, so that it need not remember all that happened in it."""
 
 
 class StepTotals(NamedTuple):
@@ -34,6 +36,11 @@ class StepTotals(NamedTuple):
 
 def _totals(output: SchedulerOutput) -> StepTotals:
     return StepTotals(output.num_scheduled_tokens, output.num_prefill_tokens, output.num_decodes, output.num_kv_tokens)
+
+
+def _refused(request: EngineRequest, field: str, allowed: str) -> ValueError:
+    value = getattr(request, field)
+    return ValueError(f"request {request.request_id!r}: {field}={value!r} is not possible: it must be {allowed}")
 
 
 class TokenRun(NamedTuple):
@@ -145,8 +152,8 @@ class Engine:
         """Tokens each request took from blocks that older weights had computed; empty in a sound deployment."""
 
         self._scheduler = Scheduler(config)
-        self.step_totals = StepTotals(0, 0, 0, 0)
-        """Of the last step; while one is under way, of that one."""
+        self._last: SchedulerOutput | StepTotals = StepTotals(0, 0, 0, 0)
+        """The last step."""
         self._in_flight: deque[SchedulerOutput] = deque()
         """Outputs not yet processed: at most one between steps, and none without async scheduling."""
         self._under_way: SchedulerOutput | None = None
@@ -167,7 +174,7 @@ class Engine:
         final_output_tokens, finish_reason = self._foresee_finish(request)
         if request.request_id in self._scheduler.requests:
             raise ValueError(f"request_id={request.request_id!r} is live: ids must be unique among unfinished requests")
-        self._scheduler.add_request(Request(request, final_output_tokens, finish_reason))
+        self._scheduler.add_request(Request.from_engine_request(request, final_output_tokens, finish_reason))
         self._touched()
 
     def abort(self, request_id: str) -> bool:
@@ -184,12 +191,6 @@ class Engine:
         """The number of output tokens with which a request ends by itself, and why: each token is checked for a stop
         first and for a length after that (``v1/core/sched/utils.py``)."""
 
-        def refused(field: str, allowed: str) -> ValueError:
-            value = getattr(request, field)
-            return ValueError(
-                f"request {request.request_id!r}: {field}={value!r} is not possible: it must be {allowed}"
-            )
-
         num_prompt_tokens = len(request.prompt_token_ids)
         if not 0 < num_prompt_tokens < self.config.max_model_len:
             raise ValueError(
@@ -197,18 +198,20 @@ class Engine:
                 f" to {self.config.max_model_len - 1}, so that one more fits into max_model_len"
             )
         if request.max_tokens < 1:
-            raise refused("max_tokens", "at least 1")
+            raise _refused(request, "max_tokens", "at least 1")
         if request.stop_at is not None and request.stop_at < 0:
-            raise refused("stop_at", "None or a position from 0")
+            raise _refused(request, "stop_at", "None or a position from 0")
         if not 0 <= request.min_tokens <= request.max_tokens:
-            raise refused("min_tokens", f"0 to max_tokens, which is {request.max_tokens}")
+            raise _refused(request, "min_tokens", f"0 to max_tokens, which is {request.max_tokens}")
 
         room_tokens = self.config.max_model_len - num_prompt_tokens
         length_tokens = min(request.max_tokens, room_tokens)
         stop_tokens = None if request.stop_at is None else request.stop_at + 1
-        if self.config.version_rules.min_tokens_hold_back_length:
+        if self._scheduler.version_rules.min_tokens_hold_back_length:
             if request.min_tokens > room_tokens:
-                raise refused("min_tokens", f"at most {room_tokens}, or vLLM {self.config.vllm_version} never ends it")
+                raise _refused(
+                    request, "min_tokens", f"at most {room_tokens}, or vLLM {self.config.vllm_version} never ends it"
+                )
             length_tokens = max(length_tokens, request.min_tokens)
             if stop_tokens is not None and stop_tokens < request.min_tokens:
                 stop_tokens = None
@@ -230,7 +233,7 @@ class Engine:
     @property
     def weight_version(self) -> int:
         """Version of the weights that compute from now on. It changes no schedule; KV remembers its version."""
-        return self._scheduler.kv_cache_manager.weight_version
+        return self._scheduler.kv_cache_manager.prefix_cache.weight_version
 
     @weight_version.setter
     def weight_version(self, weight_version: int) -> None:
@@ -273,6 +276,11 @@ class Engine:
         """Since the start, those by a cache reset included."""
         return self._scheduler.num_preemptions
 
+    @property
+    def step_totals(self) -> StepTotals:
+        """Of the last step; while one is under way, of that one."""
+        return self._last if isinstance(self._last, StepTotals) else _totals(self._last)
+
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def step(self) -> Step:
@@ -289,14 +297,16 @@ class Engine:
     def uneventful_steps(self, limit: int) -> int:
         """How many of the next steps, at most limit, do nothing but decode: in each of them every running request gets
         one token, and nobody is admitted, preempted or finished. 0: the next step is to be taken by itself."""
-        return self._uneventful_steps(limit)[0]
+        if self.config.async_scheduling or self.stuck is not None:
+            return 0
+        return leap.uneventful_steps(self._scheduler, limit)
 
     def leap(self, num_steps: int) -> None:
         """Take that many steps at once, of those that `uneventful_steps` told of."""
-        num_uneventful, num_blocks = self._uneventful_steps(num_steps)
+        num_uneventful = self.uneventful_steps(num_steps)
         if num_uneventful != num_steps:
             raise ValueError(f"num_steps={num_steps!r} is not possible: it must be at most {num_uneventful}")
-        self._leap(num_steps, num_blocks)
+        self._leap(*self._decode_steps(num_steps))
         self._all_delivered = False
 
     def advance(self, until_step: int, *, stop_after_finish: bool = False) -> list[TokenRun]:
@@ -311,24 +321,8 @@ class Engine:
             the others that got tokens.
         """
         self._settle_deliveries()
-        finished_runs: list[TokenRun] = []
-        preempted: dict[str, None] = {}
-        for _ in range(until_step - self.steps_done):
-            if self.steps_done >= until_step or self.stuck is not None or not self.has_work:
-                break
-            num_steps, num_blocks = self._uneventful_steps(until_step - self.steps_done)
-            if num_steps:
-                self._leap(num_steps, num_blocks)
-                continue
-            output = self._scheduler.schedule()
-            finished = self._update(output, self._output_to_process(output))
-            if output.preempted:
-                preempted.update(dict.fromkeys(sorted(output.preempted)))
-            for request in finished:
-                finished_runs.append(self._deliver(request, request.finish_reason))
-            if finished and stop_after_finish:
-                break
-
+        finished, preempted = self._take_steps(until_step, stop_after_finish=stop_after_finish)
+        finished_runs = [self._deliver(request, request.finish_reason) for request in finished]
         # Nobody else can have got a token.
         requests = dict.fromkeys(self._scheduler.running)
         requests.update((self._scheduler.requests[i], None) for i in preempted if i in self._scheduler.requests)
@@ -343,12 +337,7 @@ class Engine:
         for _ in range(MAX_STEPS_OF_A_RUN):
             if self.stuck is not None or not self.has_work:
                 break
-            num_steps, num_blocks = self._uneventful_steps(MAX_STEPS_OF_A_RUN)
-            if num_steps:
-                self._leap(num_steps, num_blocks)
-                continue
-            output = self._scheduler.schedule()
-            self._update(output, self._output_to_process(output))
+            self._take_steps(self.steps_done + STEPS_AT_ONCE, stop_after_finish=False)
         return Run(
             steps=self.steps_done,
             preemptions=self.preemptions,
@@ -357,18 +346,46 @@ class Engine:
             stuck=self.stuck,
         )
 
-    def _uneventful_steps(self, limit: int) -> tuple[int, int]:
-        if self.stuck is not None or self.config.async_scheduling:
-            return 0, 0
-        return leap.uneventful_steps(self._scheduler, limit)
+    def _take_steps(self, until_step: int, *, stop_after_finish: bool) -> tuple[list[Request], dict[str, None]]:
+        """Take steps, singly or many at once; returns the requests that finished and the ids of those preempted, each
+        in the order in which it happened to them."""
+        scheduler = self._scheduler
+        all_finished: list[Request] = []
+        all_preempted: dict[str, None] = {}
+        for _ in range(until_step - self.steps_done):
+            if self.steps_done == until_step:
+                break
+            num_steps, num_blocks = self._decode_steps(until_step - self.steps_done)
+            if num_steps:
+                finished = self._leap(num_steps, num_blocks)
+            elif self.stuck is not None or not self.has_work:
+                break
+            else:
+                output = scheduler.schedule()
+                finished = self._update(output, self._output_to_process(output))
+                if output.preempted:
+                    all_preempted.update(dict.fromkeys(sorted(output.preempted)))
+            if finished:
+                all_finished += finished
+                if stop_after_finish:
+                    break
+        return all_finished, all_preempted
 
-    def _leap(self, num_steps: int, num_blocks: int) -> None:
+    def _decode_steps(self, limit: int) -> tuple[int, int]:
+        if self.config.async_scheduling or self.stuck is not None:
+            return 0, 0
+        return leap.decode_steps(self._scheduler, limit)
+
+    def _leap(self, num_steps: int, num_blocks: int) -> list[Request]:
         decodes = self._scheduler.decodes
-        self._scheduler.leap(num_steps, num_blocks)
-        self.steps_done += num_steps
+        self._last = StepTotals(len(decodes), 0, len(decodes), decodes.num_kv_tokens + num_steps * len(decodes))
         self.scheduled_tokens += num_steps * len(decodes)
-        self.step_totals = StepTotals(len(decodes), 0, len(decodes), decodes.num_kv_tokens)
+        self.steps_done += num_steps
+        finished = self._scheduler.leap(num_steps, num_blocks)
+        if finished and self._finish_step is not None:
+            self._finish_step.update((request.request_id, self.steps_done) for request in finished)
         assert self._scheduler.blocks_are_conserved(), "free and held blocks are not all there are"
+        return finished
 
     # --- a step in two halves, for whom steps take time -----------------------------------------------------------
 
@@ -377,8 +394,7 @@ class Engine:
         happen: vLLM, too, does all else between steps."""
         assert not self.config.async_scheduling, "with async scheduling steps overlap"
         assert self._under_way is None, "the step before has not ended"
-        self._under_way = output = self._scheduler.schedule()
-        self.step_totals = _totals(output)
+        self._under_way = self._last = output = self._scheduler.schedule()
         return output
 
     def end_step(self) -> list[Request]:
@@ -401,10 +417,23 @@ class Engine:
         request = self._scheduler.requests[request_id]
         return int(request in self._under_way.sampled or request.steady_since != NOT_STEADY)
 
+    def decode_steps(self, limit: int) -> tuple[int, bool]:
+        """How many of the next steps, at most limit, schedule nothing but decodes, and whether the last of them
+        finishes somebody; none before it does. 0: the next step is to be taken by itself."""
+        num_steps, _ = self._decode_steps(limit)
+        return num_steps, num_steps > 0 and num_steps == self._scheduler.decodes.ticks_to_finish()
+
     def decode_totals(self) -> StepTotals:
-        """Of the next step, if it is an uneventful one."""
+        """Of the next step, if it schedules nothing but decodes."""
         decodes = self._scheduler.decodes
         return StepTotals(len(decodes), 0, len(decodes), decodes.num_kv_tokens + len(decodes))
+
+    def take_decode_steps(self, num_steps: int) -> list[Request]:
+        """Take that many steps at once, of those that `decode_steps` told of; returns the requests that finished."""
+        num_decode_steps, num_blocks = self._decode_steps(num_steps)
+        assert num_decode_steps == num_steps, "not all of them only decode"
+        self._all_delivered = False
+        return self._leap(num_steps, num_blocks)
 
     def _output_to_process(self, output: SchedulerOutput) -> SchedulerOutput | None:
         if not self.config.async_scheduling:
@@ -417,7 +446,7 @@ class Engine:
         finished = self._scheduler.update_from_output(processed) if processed is not None else []
         self.steps_done += 1
         self.scheduled_tokens += output.num_scheduled_tokens
-        self.step_totals = _totals(output)
+        self._last = output
         for request, num_tokens in output.stale_cached_tokens.items():
             stale = self.stale_cached_tokens
             stale[request.request_id] = stale.get(request.request_id, 0) + num_tokens

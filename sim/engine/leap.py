@@ -8,10 +8,11 @@ has to be found. Where it cannot be told ahead there is no leap, and the next st
 from sim.engine.scheduler import PauseState, Scheduler
 
 
-def uneventful_steps(scheduler: Scheduler, limit: int) -> tuple[int, int]:
-    """How many of the next steps, at most limit, do nothing but decode, and the blocks these take together.
+def decode_steps(scheduler: Scheduler, limit: int) -> tuple[int, int]:
+    """How many of the next steps, at most limit, schedule nothing but decodes, and the blocks these take together.
 
-    In such a step every running request gets one token, and nobody is admitted, preempted, or finished.
+    In such a step every running request gets one token, and nobody is admitted or preempted. Only the last may finish
+    somebody.
     """
     decodes = scheduler.decodes
     if (
@@ -24,8 +25,13 @@ def uneventful_steps(scheduler: Scheduler, limit: int) -> tuple[int, int]:
         or not stays_out(scheduler)
     ):
         return 0, 0
-    num_steps = min(limit, decodes.ticks_to_finish() - 1)
-    return decodes.ticks_within(scheduler.kv_cache_manager.free_blocks, num_steps)
+    return decodes.ticks_within(scheduler.kv_cache_manager.free_blocks, min(limit, decodes.ticks_to_finish()))
+
+
+def uneventful_steps(scheduler: Scheduler, limit: int) -> int:
+    """How many of the next steps, at most limit, do nothing but decode: nobody is admitted, preempted or finished."""
+    num_steps, _ = decode_steps(scheduler, limit)
+    return num_steps - 1 if num_steps and num_steps == scheduler.decodes.ticks_to_finish() else num_steps
 
 
 def stays_out(scheduler: Scheduler) -> bool:
@@ -35,11 +41,14 @@ def stays_out(scheduler: Scheduler) -> bool:
     token_budget = scheduler.config.max_num_batched_tokens - len(scheduler.decodes)
     if token_budget == 0 or len(scheduler.running) == scheduler.config.max_num_seqs:
         return True
-    if scheduler.kv_cache_manager.enable_caching:
-        return False
-    head = scheduler.waiting.peek()
+    head, kv_cache = scheduler.waiting.peek_request(), scheduler.kv_cache_manager
     hits, num_new_tokens = scheduler.first_chunk(head, token_budget, scheduler.prefill_cap_tokens())
+    if kv_cache.may_hit_more(head, hits):
+        return False
     if num_new_tokens > token_budget:
         return True
-    kv_cache = scheduler.kv_cache_manager
+    # Free blocks only fall, and what the head asks for falls no faster: a hit that is evicted has to be computed, unless
+    # a copy that somebody holds takes its place. But if just its first chunk has to fit, one lost hit changes a lot.
+    if not kv_cache.reserve_full_isl and not all(hit.run.holders for hit in hits):
+        return False
     return kv_cache.admission_blocks(head, hits, num_new_tokens, keep_watermark=True) > kv_cache.free_blocks

@@ -10,9 +10,12 @@ import enum
 from collections.abc import Sequence
 from operator import attrgetter
 
+import msgspec
+
 from sim.engine.config import EngineConfig
-from sim.engine.decodes import Decodes
-from sim.engine.kv_cache import Block, KVCacheManager
+from sim.engine.decodes import EVERYBODY, NOBODY, Decodes
+from sim.engine.kv_cache import KVCacheManager
+from sim.engine.prefix_cache import Hit
 from sim.engine.request import NOT_STEADY, Request, RequestStatus
 from sim.engine.request_queue import create_request_queue
 
@@ -27,48 +30,32 @@ class PauseState(enum.Enum):
     """Nothing is scheduled."""
 
 
-class SchedulerOutput:
+class SchedulerOutput(msgspec.Struct, eq=False):
     """What one call of `Scheduler.schedule` decided."""
 
-    __slots__ = (
-        "cached_tokens",
-        "num_decodes",
-        "num_kv_tokens",
-        "num_preemptions",
-        "num_prefill_tokens",
-        "num_running",
-        "outgrew_pool",
-        "preempted",
-        "sampled",
-        "scheduled",
-        "stale_cached_tokens",
-        "token_budget",
-    )
-
-    def __init__(self, token_budget: int) -> None:
-        self.token_budget = token_budget
-        """What is left of it."""
-        self.scheduled: dict[Request, int] = {}
-        """Tokens of each request that was scheduled one by one; every steady request has one token on top."""
-        self.sampled: dict[Request, None] = {}
-        """Those of scheduled that sample a token, as all they know is computed with this step."""
-        self.num_running = 0
-        self.num_decodes = 0
-        """Requests whose only token in this step is one they generated."""
-        self.num_prefill_tokens = 0
-        """All other tokens: of prompts, and of what is computed again after a preemption."""
-        self.num_kv_tokens = 0
-        """Tokens in the KV of all running requests, this step's included; where they share blocks, each counts."""
-        self.cached_tokens: dict[Request, int] = {}
-        """Tokens found in the prefix cache, of each request admitted for the first time."""
-        self.stale_cached_tokens: dict[Request, int] = {}
-        """Tokens found in the prefix cache, at any admission, that older weights than the present had computed."""
-        self.preempted: set[str] = set()
-        """Ids of those preempted in this step or, by a cache reset, since the one before."""
-        self.num_preemptions = 0
-        """In this step only."""
-        self.outgrew_pool: Request | None = None
-        """A request that ran alone and preempted itself: it needs more blocks than there are."""
+    token_budget: int
+    """What is left of it."""
+    scheduled: dict[Request, int] = {}
+    """Tokens of each request that was scheduled one by one; every steady request has one token on top."""
+    sampled: dict[Request, None] = {}
+    """Those of scheduled that sample a token, as all they know is computed with this step."""
+    num_running: int = 0
+    num_decodes: int = 0
+    """Requests whose only token in this step is one they generated."""
+    num_prefill_tokens: int = 0
+    """All other tokens: of prompts, and of what is computed again after a preemption."""
+    num_kv_tokens: int = 0
+    """Tokens in the KV of all running requests, this step's included; where they share blocks, each counts."""
+    cached_tokens: dict[Request, int] = {}
+    """Tokens found in the prefix cache, of each request admitted for the first time."""
+    stale_cached_tokens: dict[Request, int] = {}
+    """Tokens found in the prefix cache, at any admission, that older weights than the present had computed."""
+    preempted: set[str] = set()
+    """Ids of those preempted in this step or, by a cache reset, since the one before."""
+    num_preemptions: int = 0
+    """In this step only."""
+    outgrew_pool: Request | None = None
+    """A request that ran alone and preempted itself: it needs more blocks than there are."""
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -79,7 +66,8 @@ class Scheduler:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.version_rules = config.version_rules
-        self.kv_cache_manager = KVCacheManager(config)
+        self.decodes = Decodes(config.block_size)
+        self.kv_cache_manager = KVCacheManager(config, self.decodes)
         self.pause_state = PauseState.UNPAUSED
 
         self.requests: dict[str, Request] = {}
@@ -87,7 +75,6 @@ class Scheduler:
         self.waiting = create_request_queue(config.scheduling_policy)
         self.running: dict[Request, None] = {}
         """In order of admission. Each is either steady or in singles."""
-        self.decodes = Decodes(config.block_size)
         self.singles: dict[Request, None] = {}
         """Running requests that are scheduled one by one: prefills, decodes that missed a step and, under async
         scheduling, all."""
@@ -101,7 +88,7 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         assert request.request_id not in self.requests, "the id is live"
         self.requests[request.request_id] = request
-        self.waiting.add(request)
+        self.waiting.add_request(request)
 
     def finish_request(self, request: Request) -> None:
         """Take a request out, whatever its state. Its blocks are free at once."""
@@ -124,11 +111,13 @@ class Scheduler:
 
     def set_weight_version(self, weight_version: int) -> None:
         """Compute with other weights from now on."""
-        if weight_version != self.kv_cache_manager.weight_version:
+        prefix_cache = self.kv_cache_manager.prefix_cache
+        if weight_version != prefix_cache.weight_version:
+            prefix_cache.settle()
             for request in self.running:
                 num_tokens = request.num_computed_tokens + self.decodes.progress(request)
                 self.kv_cache_manager.mark_open_block(request, num_tokens)
-            self.kv_cache_manager.weight_version = weight_version
+            prefix_cache.weight_version = weight_version
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step could do anything, as far as the pause state is concerned."""
@@ -145,7 +134,17 @@ class Scheduler:
         if request.steady_since == NOT_STEADY:
             self.singles.pop(request, None)
         else:
-            self.decodes.leave(request)
+            self._leave_steady(request)
+
+    def _join_steady(self, request: Request) -> None:
+        self.decodes.join(request)
+        if self.kv_cache_manager.enable_caching:
+            self.kv_cache_manager.prefix_cache.start_growing(request)
+
+    def _leave_steady(self, request: Request) -> None:
+        if self.kv_cache_manager.enable_caching:
+            self.kv_cache_manager.prefix_cache.stop_growing(request)
+        self.decodes.leave(request)
 
     def _put_back(self, request: Request) -> None:
         """A preempted request loses all its blocks and waits at the front, to compute everything again."""
@@ -154,7 +153,7 @@ class Scheduler:
         self.num_preemptions += 1
         # What it sampled in the step in flight is still to come, but counts as output, not as a placeholder.
         request.num_output_placeholders = 0
-        self.waiting.prepend(request)
+        self.waiting.prepend_request(request)
 
     # --- one step -------------------------------------------------------------------------------------------------
 
@@ -184,7 +183,7 @@ class Scheduler:
 
     def update_from_output(self, output: SchedulerOutput) -> list[Request]:
         """Append what the model sampled in a step; returns the requests that this finished, in running order."""
-        finished = self.decodes.advance(1, len(self.decodes.needing_block())) if output.num_decodes else []
+        finished = self._pass_ticks(1, len(self.decodes.needing_block())) if output.num_decodes else []
         for request in output.sampled:
             if request.status is RequestStatus.FINISHED:
                 continue  # aborted, or stopped by the token before, while this one was in flight
@@ -197,27 +196,28 @@ class Scheduler:
                 finished.append(request)
             elif not self.config.async_scheduling:
                 del self.singles[request]
-                self.decodes.join(request)
+                self._join_steady(request)
+        self.decodes.served_to = NOBODY
         finished.sort(key=_running_order)
         for request in finished:
             self.finish_request(request)
         return finished
 
-    def leap(self, num_steps: int, num_blocks: int) -> None:
-        """Take steps that do nothing but decode (see `sim.engine.leap`) and need so many blocks."""
-        kv_cache, decodes = self.kv_cache_manager, self.decodes
-        if not kv_cache.enable_caching:
-            kv_cache.take(num_blocks)
-            finished = decodes.advance(num_steps, num_blocks)
-            assert not finished, "leapt over a finish"
-            return
-        for _ in range(num_steps):
-            num_needing = len(decodes.needing_block())
-            kv_cache.take(num_needing)
-            for request in sorted(decodes.filling_block(), key=_running_order):
-                self._cache_filled_block(request)
-            finished = decodes.advance(1, num_needing)
-            assert not finished, "leapt over a finish"
+    def leap(self, num_steps: int, num_blocks: int) -> list[Request]:
+        """Take steps that schedule nothing but decodes (see `sim.engine.leap`) and need so many blocks; returns the
+        requests that the last of them finished, in running order."""
+        self.kv_cache_manager.take(num_blocks)
+        finished = self._pass_ticks(num_steps, num_blocks)
+        for request in finished:
+            self.finish_request(request)
+        return finished
+
+    def _pass_ticks(self, num_ticks: int, num_blocks: int) -> list[Request]:
+        finished = self.decodes.advance(num_ticks, num_blocks)
+        if self.kv_cache_manager.enable_caching:
+            for request in finished:
+                self.kv_cache_manager.prefix_cache.stop_growing(request)
+        return finished
 
     def prefill_cap_tokens(self) -> int:
         """Tokens that one request may get in this step. A prefill that is alone has nobody to hold up."""
@@ -236,32 +236,43 @@ class Scheduler:
             for request in list(decodes):
                 self._make_single(request)
 
+        output.token_budget -= len(decodes)
         num_needing = len(decodes.needing_block())
         if not self.singles and num_needing <= kv_cache.free_blocks:
             kv_cache.take(num_needing)
-            if kv_cache.enable_caching:
-                for request in sorted(decodes.filling_block(), key=_running_order):
-                    self._cache_filled_block(request)
-            output.token_budget -= len(decodes)
-            return
+        elif not self.singles and self.config.scheduling_policy == "fcfs":
+            self._preempt_for_steady(output)
+        else:
+            for request in sorted({*self.singles, *decodes.needing_block()}, key=_running_order):
+                if request.status is not RequestStatus.RUNNING:
+                    continue  # preempted for another
+                decodes.served_to = request.running_order - 1
+                if request.steady_since != NOT_STEADY:
+                    served = self._schedule_steady(request, output)
+                elif output.token_budget == 0:
+                    break
+                else:
+                    served = self._schedule_single(request, output, prefill_cap_tokens)
+                if not served:
+                    self._hold_back_after(request, output)
+                    break
+        decodes.served_to = EVERYBODY
 
-        in_doubt = {*self.singles, *decodes.needing_block()}
-        if kv_cache.enable_caching:
-            # Of two equal blocks a lookup finds the one cached first, so that order matters too.
-            in_doubt.update(decodes.filling_block())
-        output.token_budget -= len(decodes)
-        for request in sorted(in_doubt, key=_running_order):
-            if request.status is not RequestStatus.RUNNING:
-                continue  # preempted for another
-            if request.steady_since != NOT_STEADY:
-                served = self._schedule_steady(request, output)
-            elif output.token_budget == 0:
-                break
-            else:
-                served = self._schedule_single(request, output, prefill_cap_tokens)
-            if not served:
-                self._hold_back_after(request, output)
-                break
+    def _preempt_for_steady(self, output: SchedulerOutput) -> None:
+        """What the walk comes to if all are steady and the last is the victim: blocks go to those in front, and whoever
+        is preempted has had none."""
+        needing, kv_cache = self.decodes.needing_block(), self.kv_cache_manager
+        num_wanting = len(needing)
+        while num_wanting:
+            num_served = min(num_wanting, kv_cache.free_blocks)
+            kv_cache.take(num_served)
+            num_wanting -= num_served
+            if num_wanting:
+                victim = next(reversed(self.running))
+                num_wanting -= victim in needing
+                self._preempt(victim, victim, output)
+                if not self.running:
+                    output.outgrew_pool = victim
 
     def _budget_may_run_out(self, output: SchedulerOutput, prefill_cap_tokens: int) -> bool:
         """Whether one request may get fewer tokens than it wants while others come after it. vLLM refuses to start
@@ -275,12 +286,9 @@ class Scheduler:
         return wanted_tokens > output.token_budget
 
     def _schedule_steady(self, request: Request, output: SchedulerOutput) -> bool:
-        if request in self.decodes.needing_block():
-            if not self._make_room(1, request, output):
-                return False
-            self.kv_cache_manager.take(1)
-        if self.kv_cache_manager.enable_caching and request in self.decodes.filling_block():
-            self._cache_filled_block(request)
+        if not self._make_room(1, request, output):
+            return False
+        self.kv_cache_manager.take(1)
         return True
 
     def _schedule_single(self, request: Request, output: SchedulerOutput, prefill_cap_tokens: int) -> bool:
@@ -344,12 +352,8 @@ class Scheduler:
                 output.token_budget += 1
 
     def _make_single(self, request: Request) -> None:
-        self.decodes.leave(request)
+        self._leave_steady(request)
         self.singles[request] = None
-
-    def _cache_filled_block(self, request: Request) -> None:
-        num_tokens = request.num_computed_tokens + self.decodes.progress(request) + 1
-        self.kv_cache_manager.cache_blocks(request, num_tokens)
 
     def _missing_tokens(self, request: Request) -> int:
         return request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
@@ -378,32 +382,32 @@ class Scheduler:
         for _ in range(len(self.waiting)):
             if output.token_budget == 0 or len(self.running) == self.config.max_num_seqs:
                 break
-            request = self.waiting.peek()
+            request = self.waiting.peek_request()
             hits, num_new_tokens = self.first_chunk(request, output.token_budget, prefill_cap_tokens)
             if num_new_tokens > output.token_budget:
                 break
             if not kv_cache.admit(request, hits, num_new_tokens, keep_watermark=bool(self.running)):
                 break
 
-            self.waiting.pop()
+            self.waiting.pop_request()
             self.running[request] = None
             self.singles[request] = None
             self._num_admissions += 1
             request.running_order = self._num_admissions
-            num_cached_tokens = len(hits) * self.config.block_size
+            num_cached_tokens = kv_cache.num_hit_tokens(hits)
             if request.status is RequestStatus.WAITING:
                 output.cached_tokens[request] = num_cached_tokens
-            if request.kv_weight_version < kv_cache.weight_version:
+            if request.kv_weight_version < kv_cache.prefix_cache.weight_version:
                 output.stale_cached_tokens[request] = kv_cache.num_stale_tokens(hits)
             request.status = RequestStatus.RUNNING
             request.num_computed_tokens = num_cached_tokens
             self._grant(request, num_new_tokens, output)
 
-    def first_chunk(self, request: Request, token_budget: int, prefill_cap_tokens: int) -> tuple[Sequence[Block], int]:
+    def first_chunk(self, request: Request, token_budget: int, prefill_cap_tokens: int) -> tuple[Sequence[Hit], int]:
         """The cached blocks that a waiting request would start with and the tokens that it would compute first. With
         chunked prefill off these may be more than the budget, and then it has to wait."""
         hits = self.kv_cache_manager.get_computed_blocks(request)
-        num_new_tokens = min(request.num_tokens - len(hits) * self.config.block_size, prefill_cap_tokens)
+        num_new_tokens = min(request.num_tokens - self.kv_cache_manager.num_hit_tokens(hits), prefill_cap_tokens)
         if self.config.enable_chunked_prefill:
             num_new_tokens = min(num_new_tokens, token_budget)
         return hits, num_new_tokens
@@ -425,7 +429,7 @@ class Scheduler:
     def blocks_are_conserved(self) -> bool:
         """The blocks that are free and those that running requests hold are all there are."""
         kv_cache = self.kv_cache_manager
-        held_blocks = self.decodes.num_blocks - kv_cache.num_shared_references
+        held_blocks = self.decodes.num_blocks - kv_cache.prefix_cache.num_shared_references
         for request in self.singles:
             held_blocks += kv_cache.num_blocks(request.num_computed_tokens)
         return held_blocks + kv_cache.free_blocks == kv_cache.usable_blocks

@@ -22,7 +22,7 @@ class StuckWatch:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._progress: list[tuple[str, int]] = []
-        self._barren_rounds: list[list[int]] = []
+        self._barren_rounds: list[list[tuple[int, int]]] = []
         """What was cached, in eviction order, at the end of each round since progress was as it is."""
 
     def forget(self) -> None:
@@ -36,14 +36,14 @@ class StuckWatch:
         if output.num_running or not scheduler.has_unfinished_requests():
             return None
         if not output.num_preemptions:
-            return self._why_refused(scheduler.waiting.peek())
+            return self._why_refused(scheduler.waiting.peek_request())
         if output.outgrew_pool is None:
             return None
         progress = [(request.request_id, request.num_output_tokens) for request in scheduler.waiting]
         if progress != self._progress:
             self._progress = progress
             self._barren_rounds.clear()
-        cached = [block.block_hash for block in scheduler.kv_cache_manager.cached_free_blocks]
+        cached = scheduler.kv_cache_manager.prefix_cache.next_evicted()
         if cached in self._barren_rounds or len(self._barren_rounds) == MAX_BARREN_ROUNDS:
             return self._outgrown(output.outgrew_pool)
         self._barren_rounds.append(cached)

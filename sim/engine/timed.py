@@ -193,14 +193,14 @@ class TimedEngine:
         self._free_ns = now_ns
         distances = [tokens - self._engine.num_output_tokens(each) for each, tokens in self._watched.items()]
         nearest = min(distances, default=MAX_PLANNED_STEPS)
-        num_steps = self._engine.uneventful_steps(nearest)
-        if num_steps > 1:
-            stretch = self._latency.stretch(self._engine.decode_totals())
-            if stretch.num_steps is not None:
-                num_steps = min(num_steps, stretch.num_steps)
-            self._plan(now_ns, stretch, num_steps, last=num_steps < nearest)
-        else:
+        num_steps, finishes = self._engine.decode_steps(nearest)
+        if not num_steps:
             self._begin(now_ns)
+            return
+        stretch = self._latency.stretch(self._engine.decode_totals())
+        if stretch.num_steps is not None and stretch.num_steps < num_steps:
+            num_steps, finishes = stretch.num_steps, False
+        self._plan(now_ns, stretch, num_steps, last=not finishes and num_steps < nearest)
 
     def _plan(self, start_ns: int, stretch: Stretch, num_steps: int, *, last: bool) -> None:
         end_ns = start_ns + stretch.total_ns(num_steps)
@@ -215,17 +215,15 @@ class TimedEngine:
     def _end(self, ended: _UnderWay) -> None:
         self._under_way = None
         self._free_ns = ended.end_ns
-        if not ended.begun:
-            self._engine.leap(ended.num_steps)
-        else:
-            for request in self._engine.end_step():
-                live = self._live.pop(request.request_id, None)
-                if live is not None:  # else it was aborted, and this was its token in flight
-                    self._watched.pop(request.request_id, None)
-                    self._deliver(live, request.num_output_tokens, cast(Finish, request.finish_reason))
-            for request_id in self._aborted:
-                self._engine.abort(request_id)
-            self._aborted.clear()
+        finished = self._engine.end_step() if ended.begun else self._engine.take_decode_steps(ended.num_steps)
+        for request in finished:
+            live = self._live.pop(request.request_id, None)
+            if live is not None:  # else it was aborted, and this was its token in flight
+                self._watched.pop(request.request_id, None)
+                self._deliver(live, request.num_output_tokens, cast(Finish, request.finish_reason))
+        for request_id in self._aborted:
+            self._engine.abort(request_id)
+        self._aborted.clear()
         reached = [each for each, tokens in self._watched.items() if self._engine.num_output_tokens(each) >= tokens]
         for request_id in reached:
             del self._watched[request_id]
@@ -241,7 +239,7 @@ class TimedEngine:
         self._under_way = None
         self._free_ns = plan.start_ns + plan.stretch.total_ns(num_ended)
         if num_ended:
-            self._engine.leap(num_ended)
+            self._engine.take_decode_steps(num_ended)
         if self._free_ns < now_ns or not num_ended:
             self._begin(self._free_ns)
 

@@ -7,7 +7,7 @@ from sim.engine.request import Request
 
 def steady_request(request_id: str, num_tokens: int, num_more_tokens: int) -> Request:
     """It has sampled its first output token, and computed all before that."""
-    request = Request(
+    request = Request.from_engine_request(
         EngineRequest(request_id=request_id, prompt_token_ids=range(num_tokens - 1)), 1 + num_more_tokens, "length"
     )
     request.num_output_tokens, request.num_computed_tokens = 1, num_tokens - 1
@@ -25,16 +25,15 @@ def test_counts_come_up_to_date_when_a_request_leaves() -> None:
     assert (len(decodes), decodes.num_blocks, decodes.num_kv_tokens) == (0, 0, 0)
 
 
-def test_a_block_is_needed_in_the_ticks_of_one_phase_and_filled_in_those_before() -> None:
+def test_a_block_is_needed_in_the_ticks_of_one_phase() -> None:
     decodes, request = Decodes(block_size=4), steady_request("a", 7, num_more_tokens=20)
     decodes.join(request)  # 6 tokens computed, in 2 blocks
-    needing, filling, num_blocks = [], [], []
+    needing, num_blocks = [], []
     for tick in range(8):
         needing += [tick] * (request in decodes.needing_block())
-        filling += [tick] * (request in decodes.filling_block())
         decodes.advance(1, len(decodes.needing_block()))
         num_blocks.append(decodes.num_blocks)
-    assert (needing, filling) == ([2, 6], [1, 5])
+    assert needing == [2, 6]
     assert num_blocks == [2, 2, 3, 3, 3, 3, 4, 4]
 
 
