@@ -6,6 +6,7 @@ Times are seconds of virtual time, lengths are tokens. `UNSET` (the field is abs
 `null` and `false` are three different things wherever a config value may be any of them.
 """
 
+import functools
 import re
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -88,6 +89,7 @@ class EngineSettings(_Data, frozen=True):
     long_prefill_token_threshold: Tokens = 0
     watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - settings are plain data, equal ones share the result
     def config(self, max_model_len: int) -> EngineConfig:
         """For an engine; a CaseError for what vLLM would not start with."""
         where = "server.engine"

@@ -56,7 +56,8 @@ class DecodeEngine(Protocol):
         """Takes a request that ends after `max_tokens` (length), or `stop_after` (stop) if that is not later."""
 
     def watch(self, request: int, tokens: int) -> None:
-        """Makes the moment when `request` has decoded `tokens` one at which `next_moment` stops."""
+        """Makes the moment when `request` has decoded `tokens` one at which `next_moment` stops, if that is to come.
+        To be called when what it has decoded is delivered: after its `add`, a burst of it or a `flush`."""
 
     def abort(self, request: int) -> Left:
         """Forgets a request, right after a `flush`."""
