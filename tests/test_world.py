@@ -554,7 +554,7 @@ def test_a_request_that_never_fits_ends_the_world_with_the_engines_reason(faults
     case = Case(BUDGET, (Session(4, (Turn(2),)), Session(12)), faults)
     world = SmallPoolWorld(case, load_sut(CLEAN))
     (violation,) = [each for each in judge(case, world.run()) if each.invariant == "V1"]
-    assert violation.message.startswith(f"deadlock at {62 if faults else 0.02:g}")
+    assert violation.message.startswith(f"deadlock at {62 if faults else 0.03:g}")
     assert (
         f"replica 0 is stuck: request '{2 if faults else 1}' at the head of the queue needs 3 blocks and the pool"
         in (violation.message)
