@@ -12,10 +12,10 @@ So a step asks only for the few requests of one phase and for those that finish,
 """
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from operator import attrgetter
 
 from sim.engine.request import NOT_STEADY, Request
-
 
 NOBODY, EVERYBODY = 0, 2**63
 """For served_to; running_order counts from 1."""
@@ -31,16 +31,13 @@ class Decodes:
         """Blocks that they hold together, each counting those it shares."""
         self.served_to = NOBODY
         """Within a step: the running_order up to which all have been scheduled."""
-        self._num_requests = 0
+        self.num_requests = 0
         self._by_phase: list[dict[Request, None]] = [{} for _ in range(block_size)]
         self._by_finish_tick: dict[int, dict[Request, None]] = {}
         self._finish_ticks: list[int] = []
         """Heap of the keys of _by_finish_tick. Where all have left, the key stays until it is met."""
         self._sum_of_origins_tokens = 0
         """Sum over all of num_computed_tokens minus the tick of joining."""
-
-    def __len__(self) -> int:
-        return self._num_requests
 
     def __iter__(self) -> Iterator[Request]:
         for requests in self._by_phase:
@@ -49,28 +46,31 @@ class Decodes:
     @property
     def num_kv_tokens(self) -> int:
         """Tokens in the KV of all of them together."""
-        return self._sum_of_origins_tokens + self._num_requests * self.tick
+        return self._sum_of_origins_tokens + self.num_requests * self.tick
 
-    def join(self, request: Request) -> None:
-        tick, num_computed_tokens = self.tick, request.num_computed_tokens
-        num_more_tokens = request.final_output_tokens - request.num_output_tokens
-        assert request.steady_since == NOT_STEADY, "joined twice"
-        assert num_computed_tokens == request.num_tokens - 1, "a steady request lacks exactly its last token"
-        assert num_more_tokens > 0, "a finished request joined"
-        request.steady_since = tick
-        self._num_requests += 1
-        self.num_blocks -= -num_computed_tokens // self.block_size
-        self._sum_of_origins_tokens += num_computed_tokens - tick
-        self._by_phase[(tick - num_computed_tokens) % self.block_size][request] = None
-        finish_tick = tick + num_more_tokens
-        finishing = self._by_finish_tick.get(finish_tick)
-        if finishing is None:
-            if len(self._finish_ticks) > 2 * self._num_requests + 64:
-                self._drop_empty_finish_ticks()
-            heapq.heappush(self._finish_ticks, finish_tick)
-            self._by_finish_tick[finish_tick] = {request: None}
-        else:
-            finishing[request] = None
+    def join(self, requests: Iterable[Request]) -> None:
+        tick, block_size, by_phase, by_finish_tick = self.tick, self.block_size, self._by_phase, self._by_finish_tick
+        for request in requests:
+            num_computed_tokens, num_output_tokens = request.num_computed_tokens, request.num_output_tokens
+            assert request.steady_since == NOT_STEADY, "joined twice"
+            assert num_computed_tokens == request.num_prompt_tokens + num_output_tokens - 1, (
+                "a steady request lacks exactly its last token"
+            )
+            request.steady_since = tick
+            self.num_requests += 1
+            self.num_blocks -= -num_computed_tokens // block_size
+            self._sum_of_origins_tokens += num_computed_tokens - tick
+            by_phase[(tick - num_computed_tokens) % block_size][request] = None
+            finish_tick = tick + request.final_output_tokens - num_output_tokens
+            finishing = by_finish_tick.get(finish_tick)
+            if finishing is None:
+                assert finish_tick > tick, "a finished request joined"
+                by_finish_tick[finish_tick] = {request: None}
+                heapq.heappush(self._finish_ticks, finish_tick)
+            else:
+                finishing[request] = None
+        if len(self._finish_ticks) > 2 * self.num_requests + 64:
+            self._drop_empty_finish_ticks()
 
     def leave(self, request: Request) -> None:
         """Bring the request's counts up to date and let it go."""
@@ -79,7 +79,7 @@ class Decodes:
         num_computed_tokens, progress = request.num_computed_tokens, self.tick - since
         del self._by_phase[(since - num_computed_tokens) % self.block_size][request]
         del self._by_finish_tick[since + request.final_output_tokens - request.num_output_tokens][request]
-        self._num_requests -= 1
+        self.num_requests -= 1
         self._sum_of_origins_tokens -= num_computed_tokens - since
         request.num_computed_tokens = num_computed_tokens = num_computed_tokens + progress
         request.num_output_tokens += progress
@@ -103,34 +103,33 @@ class Decodes:
 
     def ticks_within(self, free_blocks: int, max_ticks: int) -> tuple[int, int]:
         """How many ticks, at most max_ticks, these free blocks are enough for, and how many of them that takes."""
-        if not self._num_requests:
-            return max_ticks, 0
-        # In block_size ticks each request takes one block, wherever they begin.
-        rounds = min(free_blocks // self._num_requests, max_ticks // self.block_size)
-        num_ticks, num_blocks = rounds * self.block_size, rounds * self._num_requests
-        for tick in range(self.tick + num_ticks, self.tick + min(max_ticks, num_ticks + self.block_size)):
-            num_needing = len(self._by_phase[tick % self.block_size])
-            if num_blocks + num_needing > free_blocks:
-                break
-            num_blocks += num_needing
+        block_size, num_ticks, num_blocks = self.block_size, 0, 0
+        if free_blocks >= self.num_requests and max_ticks >= block_size:
+            # In block_size ticks each request takes one block, wherever they begin.
+            rounds = min(free_blocks // self.num_requests, max_ticks // block_size)
+            num_ticks, num_blocks = rounds * block_size, rounds * self.num_requests
+        phase = self.tick % block_size
+        for needing in self._by_phase[phase:] + self._by_phase[:phase]:
+            num_blocks += len(needing)
+            if num_blocks > free_blocks or num_ticks == max_ticks:
+                return num_ticks, num_blocks - len(needing)
             num_ticks += 1
         return num_ticks, num_blocks
 
     def ticks_to_finish(self) -> int:
         """Ticks until, and with, the one that finishes somebody. There must be somebody."""
-        assert self._num_requests, "nobody will ever finish"
         while not self._by_finish_tick[self._finish_ticks[0]]:
             del self._by_finish_tick[heapq.heappop(self._finish_ticks)]
         return self._finish_ticks[0] - self.tick
 
-    def advance(self, num_ticks: int, num_blocks: int) -> list[Request]:
-        """Let ticks pass, in which they take blocks; returns those that the last finished, which have left, in
-        running order. No tick before the last may finish anybody."""
-        self.num_blocks += num_blocks
+    def advance(self, num_ticks: int, num_blocks: int) -> None:
+        """Let ticks pass, in which they take these blocks. To be followed by `finish`."""
         self.tick += num_ticks
+        self.num_blocks += num_blocks
         self.served_to = NOBODY
-        if not self._finish_ticks or self._finish_ticks[0] > self.tick:
-            return []
+
+    def finish(self) -> list[Request]:
+        """Those that the last tick finished, in running order; they have left."""
         finished: list[Request] = []
         while self._finish_ticks and self._finish_ticks[0] <= self.tick:
             finish_tick = heapq.heappop(self._finish_ticks)
@@ -141,7 +140,8 @@ class Decodes:
                 assert request.num_output_tokens == request.final_output_tokens, "finished at the wrong length"
             del self._by_finish_tick[finish_tick]
             finished += requests
-        finished.sort(key=lambda request: request.running_order)
+        if len(finished) > 1:
+            finished.sort(key=attrgetter("running_order"))
         return finished
 
     def _drop_empty_finish_ticks(self) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
-from sim.engine import leap
 from sim.engine.config import EngineConfig
+from sim.engine.leap import Leap, decode_steps, take_steps, uneventful_steps
 from sim.engine.request import NOT_STEADY, EngineRequest, Request, RequestStatus
 from sim.engine.scheduler import PauseState, Scheduler, SchedulerOutput
 from sim.engine.stuck import StuckWatch
@@ -297,16 +297,14 @@ class Engine:
     def uneventful_steps(self, limit: int) -> int:
         """How many of the next steps, at most limit, do nothing but decode: in each of them every running request gets
         one token, and nobody is admitted, preempted or finished. 0: the next step is to be taken by itself."""
-        if self.config.async_scheduling or self.stuck is not None:
-            return 0
-        return leap.uneventful_steps(self._scheduler, limit)
+        return uneventful_steps(self._scheduler, limit)
 
     def leap(self, num_steps: int) -> None:
         """Take that many steps at once, of those that `uneventful_steps` told of."""
         num_uneventful = self.uneventful_steps(num_steps)
         if num_uneventful != num_steps:
             raise ValueError(f"num_steps={num_steps!r} is not possible: it must be at most {num_uneventful}")
-        self._leap(*self._decode_steps(num_steps))
+        self._add(take_steps(self._scheduler, num_steps, stop_after_finish=True))
         self._all_delivered = False
 
     def advance(self, until_step: int, *, stop_after_finish: bool = False) -> list[TokenRun]:
@@ -349,43 +347,33 @@ class Engine:
     def _take_steps(self, until_step: int, *, stop_after_finish: bool) -> tuple[list[Request], dict[str, None]]:
         """Take steps, singly or many at once; returns the requests that finished and the ids of those preempted, each
         in the order in which it happened to them."""
-        scheduler = self._scheduler
         all_finished: list[Request] = []
         all_preempted: dict[str, None] = {}
         for _ in range(until_step - self.steps_done):
-            if self.steps_done == until_step:
+            if self.steps_done == until_step or (stop_after_finish and all_finished):
                 break
-            num_steps, num_blocks = self._decode_steps(until_step - self.steps_done)
-            if num_steps:
-                finished = self._leap(num_steps, num_blocks)
+            leap = take_steps(self._scheduler, until_step - self.steps_done, stop_after_finish=stop_after_finish)
+            if leap.num_steps:
+                self._add(leap)
+                all_finished += [request for _, request in leap.finished]
+                all_preempted.update(dict.fromkeys(leap.preempted))
             elif self.stuck is not None or not self.has_work:
                 break
             else:
-                output = scheduler.schedule()
-                finished = self._update(output, self._output_to_process(output))
+                output = self._scheduler.schedule()
+                all_finished += self._update(output, self._output_to_process(output))
                 if output.preempted:
                     all_preempted.update(dict.fromkeys(sorted(output.preempted)))
-            if finished:
-                all_finished += finished
-                if stop_after_finish:
-                    break
         return all_finished, all_preempted
 
-    def _decode_steps(self, limit: int) -> tuple[int, int]:
-        if self.config.async_scheduling or self.stuck is not None:
-            return 0, 0
-        return leap.decode_steps(self._scheduler, limit)
-
-    def _leap(self, num_steps: int, num_blocks: int) -> list[Request]:
-        decodes = self._scheduler.decodes
-        self._last = StepTotals(len(decodes), 0, len(decodes), decodes.num_kv_tokens + num_steps * len(decodes))
-        self.scheduled_tokens += num_steps * len(decodes)
-        self.steps_done += num_steps
-        finished = self._scheduler.leap(num_steps, num_blocks)
-        if finished and self._finish_step is not None:
-            self._finish_step.update((request.request_id, self.steps_done) for request in finished)
+    def _add(self, leap: Leap) -> None:
+        if self._finish_step is not None:
+            for number, request in leap.finished:
+                self._finish_step[request.request_id] = self.steps_done + number
+        self.steps_done += leap.num_steps
+        self.scheduled_tokens += leap.num_scheduled_tokens
+        self._last = StepTotals(leap.num_decodes, 0, leap.num_decodes, leap.num_kv_tokens)
         assert self._scheduler.blocks_are_conserved(), "free and held blocks are not all there are"
-        return finished
 
     # --- a step in two halves, for whom steps take time -----------------------------------------------------------
 
@@ -420,20 +408,22 @@ class Engine:
     def decode_steps(self, limit: int) -> tuple[int, bool]:
         """How many of the next steps, at most limit, schedule nothing but decodes, and whether the last of them
         finishes somebody; none before it does. 0: the next step is to be taken by itself."""
-        num_steps, _ = self._decode_steps(limit)
-        return num_steps, num_steps > 0 and num_steps == self._scheduler.decodes.ticks_to_finish()
+        return decode_steps(self._scheduler, limit)
 
     def decode_totals(self) -> StepTotals:
         """Of the next step, if it schedules nothing but decodes."""
         decodes = self._scheduler.decodes
-        return StepTotals(len(decodes), 0, len(decodes), decodes.num_kv_tokens + len(decodes))
+        num_decodes = decodes.num_requests
+        return StepTotals(num_decodes, 0, num_decodes, decodes.num_kv_tokens + num_decodes)
 
     def take_decode_steps(self, num_steps: int) -> list[Request]:
         """Take that many steps at once, of those that `decode_steps` told of; returns the requests that finished."""
-        num_decode_steps, num_blocks = self._decode_steps(num_steps)
-        assert num_decode_steps == num_steps, "not all of them only decode"
+        leap = take_steps(self._scheduler, num_steps, stop_after_finish=True)
+        assert leap.num_steps == num_steps, "not all of them only decode"
+        assert not leap.preempted, "somebody was preempted"
+        self._add(leap)
         self._all_delivered = False
-        return self._leap(num_steps, num_blocks)
+        return [request for _, request in leap.finished]
 
     def _output_to_process(self, output: SchedulerOutput) -> SchedulerOutput | None:
         if not self.config.async_scheduling:

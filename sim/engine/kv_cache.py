@@ -26,12 +26,13 @@ class KVCacheManager:
         self.watermark_blocks = config.watermark_blocks
         self.enable_caching = config.enable_prefix_caching
         self.reserve_full_isl = config.scheduler_reserve_full_isl
-        self.num_nameless_free_blocks = self.usable_blocks
+        self.free_blocks = self.usable_blocks
+        """Nameless ones, and those in the free queue of the prefix cache."""
         self.prefix_cache = PrefixCache(config.block_size, decodes)
 
     @property
-    def free_blocks(self) -> int:
-        return self.num_nameless_free_blocks + self.prefix_cache.free_queue.num_blocks
+    def num_nameless_free_blocks(self) -> int:
+        return self.free_blocks - self.prefix_cache.free_queue.num_blocks
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -41,10 +42,9 @@ class KVCacheManager:
     def take(self, num_blocks: int) -> None:
         """Take blocks from the front of the free queue; the cached ones among them are forgotten."""
         assert 0 <= num_blocks <= self.free_blocks, "took blocks that are not free"
-        self.num_nameless_free_blocks -= num_blocks
-        if self.num_nameless_free_blocks < 0:
-            self.prefix_cache.evict(-self.num_nameless_free_blocks)
-            self.num_nameless_free_blocks = 0
+        self.free_blocks -= num_blocks
+        if self.enable_caching and self.free_blocks < self.prefix_cache.free_queue.num_blocks:
+            self.prefix_cache.evict(self.prefix_cache.free_queue.num_blocks - self.free_blocks)
 
     def missing_blocks(self, request: Request, num_new_tokens: int) -> int:
         """Blocks that a running request lacks for its next tokens."""
@@ -64,9 +64,9 @@ class KVCacheManager:
             return False
         request.kv_weight_version = self.prefix_cache.weight_version
         if not self.enable_caching:
-            self.take(self.num_blocks(num_new_tokens))
+            self.free_blocks -= -(-num_new_tokens // self.block_size)
             return True
-        self.prefix_cache.hold(request, hits)
+        self.free_blocks -= self.prefix_cache.hold(request, hits)
         num_cached_blocks = request.num_cached_blocks
         num_tokens = num_cached_blocks * self.block_size + num_new_tokens
         for hit in hits:
@@ -79,8 +79,13 @@ class KVCacheManager:
         self, request: Request, hits: Sequence[Hit], num_new_tokens: int, *, keep_watermark: bool
     ) -> int:
         """Free blocks that admitting this request asks for. A hit that nobody holds leaves the free queue too."""
-        num_tokens = request.num_tokens if self.reserve_full_isl else self.num_hit_tokens(hits) + num_new_tokens
-        num_blocks = -(-num_tokens // self.block_size) + (self.watermark_blocks if keep_watermark else 0)
+        if self.reserve_full_isl:
+            num_tokens = request.num_prompt_tokens + request.num_output_tokens
+        else:
+            num_tokens = self.num_hit_tokens(hits) + num_new_tokens
+        num_blocks = -(-num_tokens // self.block_size)
+        if keep_watermark:
+            num_blocks += self.watermark_blocks
         for run, start, end in hits:
             if run.holders:
                 num_blocks -= end - start
@@ -90,14 +95,13 @@ class KVCacheManager:
         """Take back all blocks of a request."""
         num_blocks = -(-request.num_computed_tokens // self.block_size)
         if self.enable_caching:
-            num_blocks -= request.num_cached_blocks
-            self.prefix_cache.release(request)
-        self.num_nameless_free_blocks += num_blocks
+            num_blocks -= self.prefix_cache.release(request)
+        self.free_blocks += num_blocks
         request.num_computed_tokens = 0
         request.open_block_weight_version = None
 
     def num_hit_tokens(self, hits: Sequence[Hit]) -> int:
-        return self.block_size * sum(hit.num_blocks for hit in hits)
+        return self.block_size * sum([end - start for _, start, end in hits]) if hits else 0
 
     def num_stale_tokens(self, hits: Sequence[Hit]) -> int:
         """Tokens in blocks that older weights than the present ones computed."""
@@ -116,7 +120,7 @@ class KVCacheManager:
         """Whether a waiting request, for which these were found, may find more once those that run have decoded on."""
         if not self.enable_caching:
             return False
-        num_blocks_found = sum(hit.num_blocks for hit in hits)
+        num_blocks_found = sum([end - start for _, start, end in hits])
         return self.prefix_cache.may_find_more(request, num_blocks_found, (request.num_tokens - 1) // self.block_size)
 
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
@@ -129,7 +133,6 @@ class KVCacheManager:
         """Forget everything cached; False, and nothing is done, while any block is held."""
         if self.free_blocks != self.usable_blocks:
             return False
-        self.num_nameless_free_blocks = self.usable_blocks
         self.prefix_cache.clear()
         return True
 

@@ -58,10 +58,6 @@ class Hit(NamedTuple):
     start: int
     end: int
 
-    @property
-    def num_blocks(self) -> int:
-        return self.end - self.start
-
 
 class FreeQueue:
     """Runs that nobody holds, the next to be evicted in front. A run was freed last block first, so it is evicted from
@@ -154,9 +150,9 @@ class PrefixCache:
 
     # --- holding and letting go ---------------------------------------------------------------------------------------
 
-    def hold(self, request: Request, hits: Sequence[Hit]) -> None:
-        """Let a request that holds nothing begin with these."""
-        runs = []
+    def hold(self, request: Request, hits: Sequence[Hit]) -> int:
+        """Let a request that holds nothing begin with these; returns how many of the blocks leave the free queue."""
+        runs, num_free_blocks = [], 0
         for run, start, end in reversed(hits):  # so that cutting a run leaves the hits before it as they are
             if end < run.end:
                 self._cut(run, end)
@@ -166,11 +162,13 @@ class PrefixCache:
                 self.num_shared_references += end - start
             else:
                 self.free_queue.remove(run)
+                num_free_blocks += end - start
             run.holders[request] = None
             request.num_cached_blocks += end - start
             runs.append(run)
         runs.reverse()
         self.held[request] = runs
+        return num_free_blocks
 
     def extend(self, request: Request, num_blocks: int) -> None:
         """Let the cache know the first num_blocks blocks of a request."""
@@ -184,15 +182,19 @@ class PrefixCache:
                 self._settle(chain)
             self._append(request, chain, start, end)
 
-    def release(self, request: Request) -> None:
-        """Take back all that a request holds, last block first: the end of a prefix is evicted before its start."""
+    def release(self, request: Request) -> int:
+        """Take back all that a request holds, last block first: the end of a prefix is evicted before its start.
+        Returns how many of the blocks others still hold."""
+        num_shared_blocks = 0
         for run in reversed(self.held.pop(request)):
             del run.holders[request]
             if run.holders:
-                self.num_shared_references -= run.end - run.start
+                num_shared_blocks += run.end - run.start
             else:
                 self.free_queue.append(run)
+        self.num_shared_references -= num_shared_blocks
         request.num_cached_blocks = 0
+        return num_shared_blocks
 
     def evict(self, num_blocks: int) -> None:
         """Forget the blocks at the front of the free queue."""

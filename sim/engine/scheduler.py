@@ -80,6 +80,7 @@ class Scheduler:
         scheduling, all."""
         self.num_preemptions = 0
         """Since the start; a cache reset that preempts counts for each."""
+        self.is_fcfs = config.scheduling_policy == "fcfs"
         self._num_admissions = 0
         self._preempted_by_reset: set[str] = set()
 
@@ -125,9 +126,15 @@ class Scheduler:
             return False
         return bool(self.running) or (self.pause_state is PauseState.UNPAUSED and len(self.waiting) > 0)
 
-    def has_news(self) -> bool:
-        """Whether the next step has to report something that happened before it."""
-        return bool(self._preempted_by_reset)
+    def async_or_unsteady(self) -> bool:
+        """Whether the next step cannot be one in which all running requests are steady."""
+        return (
+            self.config.async_scheduling
+            or bool(self.singles)
+            or bool(self._preempted_by_reset)  # which that step has to report
+            or self.pause_state is PauseState.PAUSED_ALL
+            or self.decodes.num_requests > self.config.max_num_batched_tokens
+        )
 
     def _leave_running(self, request: Request) -> None:
         del self.running[request]
@@ -136,10 +143,11 @@ class Scheduler:
         else:
             self._leave_steady(request)
 
-    def _join_steady(self, request: Request) -> None:
-        self.decodes.join(request)
+    def _join_steady(self, requests: list[Request]) -> None:
+        self.decodes.join(requests)
         if self.kv_cache_manager.enable_caching:
-            self.kv_cache_manager.prefix_cache.start_growing(request)
+            for request in requests:
+                self.kv_cache_manager.prefix_cache.start_growing(request)
 
     def _leave_steady(self, request: Request) -> None:
         if self.kv_cache_manager.enable_caching:
@@ -178,45 +186,49 @@ class Scheduler:
             "the tokens scheduled are not the tokens taken from the budget"
         )
         assert output.num_running <= self.config.max_num_seqs, "more requests run than max_num_seqs"
-        assert len(self.decodes) + len(self.singles) == output.num_running, "a running request is lost"
+        assert self.decodes.num_requests + len(self.singles) == output.num_running, "a running request is lost"
         return output
 
     def update_from_output(self, output: SchedulerOutput) -> list[Request]:
         """Append what the model sampled in a step; returns the requests that this finished, in running order."""
-        finished = self._pass_ticks(1, len(self.decodes.needing_block())) if output.num_decodes else []
+        decodes, async_scheduling = self.decodes, self.config.async_scheduling
+        finished: list[Request] = []
+        joining: list[Request] = []
+        if output.num_decodes:
+            decodes.advance(1, len(decodes.needing_block()))
+            for request in decodes.finish():
+                if self.kv_cache_manager.enable_caching:
+                    self.kv_cache_manager.prefix_cache.stop_growing(request)
+                finished.append(request)
+        decodes.served_to = NOBODY
         for request in output.sampled:
             if request.status is RequestStatus.FINISHED:
                 continue  # aborted, or stopped by the token before, while this one was in flight
             request.num_output_tokens += 1
-            if self.config.async_scheduling and request.status is RequestStatus.RUNNING:
+            if async_scheduling and request.status is RequestStatus.RUNNING:
                 request.num_output_placeholders -= 1
                 num_known_tokens = request.num_computed_tokens - request.num_output_placeholders
                 self.kv_cache_manager.cache_blocks(request, num_known_tokens)
             if request.num_output_tokens == request.final_output_tokens:
                 finished.append(request)
-            elif not self.config.async_scheduling:
+            elif not async_scheduling:
                 del self.singles[request]
-                self._join_steady(request)
-        self.decodes.served_to = NOBODY
-        finished.sort(key=_running_order)
-        for request in finished:
-            self.finish_request(request)
-        return finished
-
-    def leap(self, num_steps: int, num_blocks: int) -> list[Request]:
-        """Take steps that schedule nothing but decodes (see `sim.engine.leap`) and need so many blocks; returns the
-        requests that the last of them finished, in running order."""
-        self.kv_cache_manager.take(num_blocks)
-        finished = self._pass_ticks(num_steps, num_blocks)
-        for request in finished:
-            self.finish_request(request)
-        return finished
-
-    def _pass_ticks(self, num_ticks: int, num_blocks: int) -> list[Request]:
-        finished = self.decodes.advance(num_ticks, num_blocks)
-        if self.kv_cache_manager.enable_caching:
+                joining.append(request)
+        if joining:
+            self._join_steady(joining)
+        if finished:
+            finished.sort(key=_running_order)
             for request in finished:
+                self.finish_request(request)
+        return finished
+
+    def finish_steady(self) -> list[Request]:
+        """End a tick; returns the requests that it finished, in running order."""
+        finished = self.decodes.finish()
+        for request in finished:
+            if self.kv_cache_manager.enable_caching:
                 self.kv_cache_manager.prefix_cache.stop_growing(request)
+            self.finish_request(request)
         return finished
 
     def prefill_cap_tokens(self) -> int:
@@ -236,12 +248,17 @@ class Scheduler:
             for request in list(decodes):
                 self._make_single(request)
 
-        output.token_budget -= len(decodes)
+        output.token_budget -= decodes.num_requests
         num_needing = len(decodes.needing_block())
         if not self.singles and num_needing <= kv_cache.free_blocks:
             kv_cache.take(num_needing)
-        elif not self.singles and self.config.scheduling_policy == "fcfs":
-            self._preempt_for_steady(output)
+        elif not self.singles and self.is_fcfs:
+            victims = self.preempt_for_steady()
+            output.preempted.update([request.request_id for request in victims])
+            output.num_preemptions = len(victims)
+            output.token_budget += len(victims)
+            if not self.running:
+                output.outgrew_pool = victims[-1]
         else:
             for request in sorted({*self.singles, *decodes.needing_block()}, key=_running_order):
                 if request.status is not RequestStatus.RUNNING:
@@ -258,29 +275,30 @@ class Scheduler:
                     break
         decodes.served_to = EVERYBODY
 
-    def _preempt_for_steady(self, output: SchedulerOutput) -> None:
+    def preempt_for_steady(self) -> list[Request]:
         """What the walk comes to if all are steady and the last is the victim: blocks go to those in front, and whoever
-        is preempted has had none."""
+        is preempted has had none. Returns the victims."""
         needing, kv_cache = self.decodes.needing_block(), self.kv_cache_manager
+        victims: list[Request] = []
         num_wanting = len(needing)
-        while num_wanting:
-            num_served = min(num_wanting, kv_cache.free_blocks)
-            kv_cache.take(num_served)
-            num_wanting -= num_served
-            if num_wanting:
-                victim = next(reversed(self.running))
-                num_wanting -= victim in needing
-                self._preempt(victim, victim, output)
-                if not self.running:
-                    output.outgrew_pool = victim
+        while num_wanting > kv_cache.free_blocks:
+            num_wanting -= kv_cache.free_blocks
+            kv_cache.take(kv_cache.free_blocks)
+            victim = next(reversed(self.running))
+            num_wanting -= victim in needing
+            self._leave_running(victim)
+            self._put_back(victim)
+            victims.append(victim)
+        kv_cache.take(num_wanting)
+        return victims
 
     def _budget_may_run_out(self, output: SchedulerOutput, prefill_cap_tokens: int) -> bool:
         """Whether one request may get fewer tokens than it wants while others come after it. vLLM refuses to start
         with fewer tokens in the budget than max_num_seqs, and otherwise only the last request is ever cut short."""
         if not self.singles:
-            return len(self.decodes) > output.token_budget
+            return self.decodes.num_requests > output.token_budget
         last = next(reversed(self.running))
-        wanted_tokens = len(self.decodes) + sum(
+        wanted_tokens = self.decodes.num_requests + sum(
             min(self._missing_tokens(request), prefill_cap_tokens) for request in self.singles if request is not last
         )
         return wanted_tokens > output.token_budget
@@ -317,10 +335,10 @@ class Scheduler:
         """
         # Ends, as each turn takes one from running, and request is one of these.
         while self.kv_cache_manager.free_blocks < num_blocks:
-            if self.config.scheduling_policy == "priority":
-                victim = max(self.running, key=lambda r: (r.priority, r.arrival_time))
-            else:
+            if self.is_fcfs:
                 victim = next(reversed(self.running))
+            else:
+                victim = max(self.running, key=lambda r: (r.priority, r.arrival_time))
             self._preempt(victim, request, output)
             if victim is request:
                 if not self.running:
@@ -378,19 +396,19 @@ class Scheduler:
 
     def _schedule_waiting(self, output: SchedulerOutput, prefill_cap_tokens: int) -> None:
         """Admit from the front of the queue. The first that cannot be admitted holds back all behind it."""
-        kv_cache = self.kv_cache_manager
-        for _ in range(len(self.waiting)):
-            if output.token_budget == 0 or len(self.running) == self.config.max_num_seqs:
+        kv_cache, waiting, running = self.kv_cache_manager, self.waiting, self.running
+        for _ in range(len(waiting)):
+            if output.token_budget == 0 or len(running) == self.config.max_num_seqs:
                 break
-            request = self.waiting.peek_request()
+            request = waiting.peek_request()
             hits, num_new_tokens = self.first_chunk(request, output.token_budget, prefill_cap_tokens)
             if num_new_tokens > output.token_budget:
                 break
-            if not kv_cache.admit(request, hits, num_new_tokens, keep_watermark=bool(self.running)):
+            if not kv_cache.admit(request, hits, num_new_tokens, keep_watermark=bool(running)):
                 break
 
-            self.waiting.pop_request()
-            self.running[request] = None
+            waiting.pop_request()
+            running[request] = None
             self.singles[request] = None
             self._num_admissions += 1
             request.running_order = self._num_admissions
@@ -407,15 +425,19 @@ class Scheduler:
         """The cached blocks that a waiting request would start with and the tokens that it would compute first. With
         chunked prefill off these may be more than the budget, and then it has to wait."""
         hits = self.kv_cache_manager.get_computed_blocks(request)
-        num_new_tokens = min(request.num_tokens - self.kv_cache_manager.num_hit_tokens(hits), prefill_cap_tokens)
-        if self.config.enable_chunked_prefill:
-            num_new_tokens = min(num_new_tokens, token_budget)
+        num_new_tokens = request.num_prompt_tokens + request.num_output_tokens
+        if hits:
+            num_new_tokens -= self.kv_cache_manager.num_hit_tokens(hits)
+        if num_new_tokens > prefill_cap_tokens:
+            num_new_tokens = prefill_cap_tokens
+        if num_new_tokens > token_budget and self.config.enable_chunked_prefill:
+            num_new_tokens = token_budget
         return hits, num_new_tokens
 
     def _count(self, output: SchedulerOutput) -> None:
         decodes = self.decodes
-        output.num_decodes = len(decodes)
-        output.num_kv_tokens = decodes.num_kv_tokens + len(decodes)
+        output.num_decodes = decodes.num_requests
+        output.num_kv_tokens = decodes.num_kv_tokens + decodes.num_requests
         for request in self.singles:
             output.num_kv_tokens += request.num_computed_tokens
             num_tokens = output.scheduled.get(request, 0)

@@ -21,7 +21,7 @@ def audit(engine: Engine) -> None:
     steady = set(decodes)
     assert steady | scheduler.singles.keys() == scheduler.running.keys()
     assert not steady & scheduler.singles.keys()
-    assert len(steady) == len(decodes)
+    assert len(steady) == decodes.num_requests
     orders = [request.running_order for request in scheduler.running]
     assert orders == sorted(set(orders)), "the running list is not in order of admission"
     for status, requests in ((RequestStatus.RUNNING, scheduler.running), (None, scheduler.waiting)):

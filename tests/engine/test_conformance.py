@@ -47,9 +47,9 @@ def test_a_wrong_setting_is_noticed(setting: str, wrong: Any) -> None:
 def test_a_wrong_eviction_order_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     release = PrefixCache.release
 
-    def release_first_block_first(self: PrefixCache, request: Request) -> None:
+    def release_first_block_first(self: PrefixCache, request: Request) -> int:
         self.held[request].reverse()
-        release(self, request)
+        return release(self, request)
 
     monkeypatch.setattr(PrefixCache, "release", release_first_block_first)
     assert sum(first_difference(s) is not None for s in SCENARIOS) >= 5
