@@ -136,10 +136,11 @@ def _feed(late: "asyncio.Future[Any]", call: Callable[[], "asyncio.Future[Any]"]
 
 
 def _settle(late: "asyncio.Future[Any]", done: "asyncio.Future[Any]") -> None:
+    error = None if done.cancelled() else done.exception()
     if done.cancelled():
         late.cancel()
-    elif done.exception() is not None:
-        late.set_exception(done.exception())
+    elif error is not None:
+        late.set_exception(error)
     else:
         late.set_result(done.result())
 

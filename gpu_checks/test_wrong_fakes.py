@@ -12,7 +12,7 @@ from gpu_checks.engines import RealEngines
 from gpu_checks.led_world import LedWorld
 from gpu_checks.replay import RealRun, run_on_vllm, simulate_again
 from gpu_checks.schedules import Load, Schedule, first_difference, fixed_loads
-from sim.budget import Grant
+from sim.budget import Grant, take_grant
 from sim.case import AbortAll, AfterSent, AfterTokens, Case, Session, Turn, WeightUpdate
 from sim.engine import Engine, EngineConfig
 from sim.engine.timed import TimedEngine
@@ -70,19 +70,15 @@ class LengthBeforeStop(TimedEngine):
 
 
 def _grants(difference: int) -> Callable[..., Grant]:
-    true_grant = sim.server.take_grant
-
     def grant(*args: Any) -> Grant:
-        right = true_grant(*args)
+        right = take_grant(*args)
         return right._replace(tokens=right.tokens + difference)
 
     return grant
 
 
 def _reasons(**changed: str) -> dict[str, Any]:
-    reasons = {dialect: dict(reasons) for dialect, reasons in sim.server.STOP_REASONS.items()}
-    reasons["vllm"].update(changed)
-    return reasons
+    return {**sim.server.STOP_REASONS, "vllm": {**sim.server.STOP_REASONS["vllm"], **changed}}
 
 
 CASE = Case(

@@ -187,6 +187,8 @@ async def cancel_client(stage: Stage, fault: CancelClient) -> str:
     task = stage.sessions[fault.session]
     if task.done():
         return "skipped: the session has ended"
+    for server in stage.servers:
+        server.book()  # so that what is decoded after the cancel can be told from what was before
     stage.trace.add(Cancelled(stage.loop.now_ns, fault.session))
     task.cancel()
     return ""

@@ -72,8 +72,8 @@ def log_prob(position: int, version: int) -> float:
 
 def log_probs_of(position: int, tokens: int, version: int) -> list[float]:
     """Log probabilities that encode the position and the weight version of their tokens, exactly."""
-    offset = version / 1024 + 1 / 2048
-    return [-(each + offset) for each in range(position, position + tokens)]
+    offset = -version / 1024 - 1 / 2048
+    return [offset - each for each in range(position, position + tokens)]
 
 
 @dataclass(slots=True)
@@ -326,6 +326,11 @@ class FakeRolloutServer:
             each.version = global_steps
         stale_requests = self._engine.set_weight_version(global_steps)
         self._trace.add(VersionChanged(self._loop.now_ns, self.replica, global_steps, stale_requests))
+        self._set_timer()
+
+    def book(self) -> None:
+        """Puts on the trace what is decoded by now, where the trace needs it to the token."""
+        self._take(self._engine.flush(self._loop.now_ns))
         self._set_timer()
 
     def live_request_ids(self, session: int) -> list[str]:

@@ -8,7 +8,7 @@ read it and never what a system under test says of itself. Times are integer nan
 import hashlib
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -273,7 +273,7 @@ class TurnRecord:
 
     @property
     def decoded_tokens(self) -> int:
-        return sum(attempt.decoded_tokens for attempt in self.attempts)
+        return sum([attempt.decoded_tokens for attempt in self.attempts])
 
 
 @dataclass(slots=True)
@@ -342,11 +342,13 @@ class Ledger:
         ended = turns[turn].ended if turn < len(turns) else None
         return None if ended is None else ended.outcome
 
-    def turns(self) -> Iterator[tuple[int, TurnRecord]]:
+    def turns(self) -> list[tuple[int, TurnRecord]]:
         """All turns with their session's index."""
-        for index, session in enumerate(self.sessions):
-            for turn in session.turns:
-                yield index, turn
+        return self._in_order
+
+    @cached_property
+    def _in_order(self) -> list[tuple[int, TurnRecord]]:
+        return [(index, turn) for index, session in enumerate(self.sessions) for turn in session.turns]
 
 
 _BOOKED: dict[type[Any], Callable[[Ledger, Any], None]] = {

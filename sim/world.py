@@ -231,12 +231,14 @@ def liveness_bound_s(case: Case) -> float:
     calls_s = prefill_s + server.admission_s + 2 * case.transport.server_delay_s
     calls_s += 3 * case.transport.balancer_delay_s + token_s + 2.0
     total_s = 0.0
-    for session in case.sessions:
+    for index, session in enumerate(case.sessions):
+        limit = explicit_limit(case, index)
+        grant_tokens = max(case.budget.response_length, 0 if limit is None else limit.tokens)
+        turn_tokens = min(case.budget.context_tokens, aborts * grant_tokens)
         tokens = 0
         for turn in session.turns:
             total_s += turn.tool_time_s
-            tokens += case.budget.context_tokens if turn.response_tokens is None else turn.response_tokens
-        tokens = min(tokens, case.budget.context_tokens * len(session.turns))
+            tokens += turn_tokens if turn.response_tokens is None else min(turn_tokens, turn.response_tokens)
         total_s += session.arrival_s + tokens * token_s + len(session.turns) * aborts * calls_s
     for fault in case.faults:
         total_s += getattr(fault, "pause_s", 0.0) + getattr(fault, "delay_s", 0.0) + getattr(fault.at, "time_s", 0.0)
@@ -245,10 +247,14 @@ def liveness_bound_s(case: Case) -> float:
 
 
 class World:
-    """One run of a Case with one system under test. Make it, `run` it once, read `trace` and `deviations`."""
+    """One run of a Case with one system under test. Make it, `run` it once, read `trace` and `deviations`.
 
-    def __init__(self, case: Case, sut: Sut) -> None:
+    `order`: in the place of the Case's own schedule, for one who watches it.
+    """
+
+    def __init__(self, case: Case, sut: Sut, order: Order | None = None) -> None:
         self.case = case
+        self._order = _order(case) if order is None else order
         self.sut = sut
         self.trace = Trace(len(case.sessions))
         self.deviations: tuple[Deviation, ...] = ()
@@ -344,7 +350,7 @@ class World:
     # What another kind of world makes of other parts: a real engine, real time (gpu_checks)
 
     def _make_loop(self) -> VirtualLoop:
-        return VirtualLoop(order=_order(self.case), until_ns=to_ns(liveness_bound_s(self.case)))
+        return VirtualLoop(order=self._order, until_ns=to_ns(liveness_bound_s(self.case)))
 
     def _make_wire(self, triggers: Triggers) -> Wire:
         return Wire(self.case.transport, self._loop, self.trace, triggers)

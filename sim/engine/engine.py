@@ -149,7 +149,8 @@ class Engine:
         self.stuck: str | None = None
         """Why no step would do anything unless something happens from outside; None while that is not so."""
         self.stale_cached_tokens: dict[str, int] = {}
-        """Tokens each request took from blocks that older weights had computed; empty in a sound deployment."""
+        """Tokens that each request took from blocks which older weights had computed. Empty in a sound deployment;
+        who reads it may clear it."""
 
         self._scheduler = Scheduler(config)
         self._last: SchedulerOutput | StepTotals = StepTotals(0, 0, 0, 0)
@@ -373,6 +374,7 @@ class Engine:
         self.steps_done += leap.num_steps
         self.scheduled_tokens += leap.num_scheduled_tokens
         self._last = StepTotals(leap.num_decodes, 0, leap.num_decodes, leap.num_kv_tokens)
+        self._stuck_watch.forget()
         assert self._scheduler.blocks_are_conserved(), "free and held blocks are not all there are"
 
     # --- a step in two halves, for whom steps take time -----------------------------------------------------------
@@ -433,6 +435,8 @@ class Engine:
 
     def _update(self, output: SchedulerOutput, processed: SchedulerOutput | None) -> list[Request]:
         """End the step that scheduled output and processes processed; returns the requests that finished."""
+        # A decode that computes again what it lost to a preemption gets no token, so num_decodes does not tell.
+        anyone_steady = bool(output.num_scheduled_tokens) and self._scheduler.decodes.num_requests > 0
         finished = self._scheduler.update_from_output(processed) if processed is not None else []
         self.steps_done += 1
         self.scheduled_tokens += output.num_scheduled_tokens
@@ -442,7 +446,9 @@ class Engine:
             stale[request.request_id] = stale.get(request.request_id, 0) + num_tokens
         if finished and self._finish_step is not None:
             self._finish_step.update((request.request_id, self.steps_done) for request in finished)
-        if not output.num_scheduled_tokens and not any(flying.sampled for flying in self._in_flight):
+        if anyone_steady or output.sampled or (processed is not None and processed.sampled):
+            self._stuck_watch.forget()
+        elif self.stuck is None:
             self.stuck = self._stuck_watch.look(output)
         assert self._scheduler.blocks_are_conserved(), "free and held blocks are not all there are"
         return finished

@@ -6,10 +6,12 @@ from typing import Any
 import msgspec
 
 from sim.case import AfterSent, AfterTokens, AtTime, Case, Fault, When
-from sim.invariants import INVARIANTS, Violation
+from sim.invariants import INVARIANTS, Violation, judge
 from sim.invariants.budget import turn_budget_tokens, used_before_tokens
+from sim.search.campaign import Find
 from sim.sut.interface import Sut
 from sim.trace import Attempt, FaultFired, Trace, TurnRecord, WorldEnded
+from sim.world import run_world
 
 MOST_TURNS_SHOWN = 12
 _BAR_COLUMNS = 56
@@ -203,6 +205,13 @@ def world_report(case: Case, sut: Sut, trace: Trace, violations: Sequence[Violat
     sections.append(f"the world ended at {end.t_ns / 1e9:g} s: {end.reason}")
     sections.append(verdict_lines(violations))
     return "\n\n".join(sections)
+
+
+def find_report(sut: Sut, find: Find) -> str:
+    """The world of a find. One that does not show it again (a SUT that breaks D1) is reported as it was seen."""
+    trace = run_world(find.case, sut)
+    violations = [violation for violation in judge(find.case, trace) if violation.invariant == find.invariant]
+    return world_report(find.case, sut, trace, violations or [Violation(find.invariant, find.message)])
 
 
 def _faults_section(case: Case, trace: Trace) -> str:
