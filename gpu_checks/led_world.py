@@ -116,7 +116,7 @@ class HoldingEngine:
     def flush(self, now_ns: int) -> list[Burst]:
         del now_ns
         bursts = self._to_show()
-        for request, tokens, finish in bursts:
+        for request, tokens, finish, _ in bursts:
             self._shown[request] += tokens
             if finish is not None:
                 del self._shown[request]
