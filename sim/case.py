@@ -162,7 +162,8 @@ class ServerSettings(_Data, frozen=True):
     `submission_gate`: verl 0.9.1's servers park (or reject) what arrives between an abort and its resume;
     without it the paused engine queues it. `admission_s`: from passing the gate to being in the engine.
     A step of the engine takes `token_time_s`, and `prefill_s` more if it computes any prompt, unless `latency` says
-    otherwise.
+    otherwise. `engine` null: there are no steps and no KV, and each request decodes a token each `token_time_s` after
+    `prefill_s`, however many there are.
     """
 
     dialect: Dialect = "vllm"
@@ -170,7 +171,7 @@ class ServerSettings(_Data, frozen=True):
     token_time_s: Seconds = 0.01
     prefill_s: Seconds = 0.0
     admission_s: Seconds = 0.0
-    engine: EngineSettings = EngineSettings()
+    engine: EngineSettings | None = EngineSettings()
     latency: LatencyModel | None = None
 
     def make_latency(self) -> Latency:
@@ -355,9 +356,12 @@ class Case(_Data, frozen=True):
                 f"budget.max_model_len is {context_tokens}: it may not exceed "
                 f"budget.max_position_embeddings ({self.budget.max_position_embeddings})"
             )
-        if self.server.engine != _USUAL_ENGINE:
-            self.server.engine.config(context_tokens)
+        engine = self.server.engine
+        if engine is not None and engine != _USUAL_ENGINE:
+            engine.config(context_tokens)
         if self.server.latency is not None:
+            if engine is None:
+                raise CaseError("server.latency is set: it is the time of an engine's steps, and server.engine is null")
             self.server.make_latency()
         for i, session in enumerate(self.sessions):
             if session.prompt_tokens > context_tokens:

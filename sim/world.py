@@ -23,7 +23,7 @@ from sim.clock import (
     tamed,
     to_ns,
 )
-from sim.decode import DecodeEngine
+from sim.decode import ConstantRate, DecodeEngine
 from sim.engine import Engine, StepTotals
 from sim.engine.timed import TimedEngine
 from sim.faults import Stage, Triggers, act
@@ -207,6 +207,8 @@ def _slowest_step_s(case: Case) -> tuple[float, float]:
     one for each chunk of a prompt. In a smaller one every token may come with a prompt computed again.
     """
     server = case.server
+    if server.engine is None:
+        return server.token_time_s, server.prefill_s
     config = server.engine.config(case.budget.context_tokens)
     chunk_tokens = min(config.max_num_batched_tokens, server.engine.long_prefill_token_threshold or MAX_TOKENS)
     chunks = -(-case.budget.context_tokens // chunk_tokens)
@@ -363,6 +365,8 @@ class World:
 
     def _make_engine(self) -> DecodeEngine:
         settings = self.case.server
+        if settings.engine is None:
+            return ConstantRate(to_ns(settings.token_time_s), to_ns(settings.prefill_s))
         config = settings.engine.config(self.case.budget.context_tokens)
         return TimedEngine(Engine(config, keep_finish_steps=False), settings.make_latency())
 
