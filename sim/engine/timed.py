@@ -273,3 +273,4 @@ class TimedEngine:
             self._live[request.request_id].cached_tokens = num_tokens
         for request, num_tokens in output.stale_cached_tokens.items():
             self._live[request.request_id].stale_tokens += num_tokens
+        self._engine.stale_cached_tokens.clear()
