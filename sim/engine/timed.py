@@ -18,6 +18,7 @@ from sim.engine.latency import Latency, Stretch
 from sim.engine.request import EngineRequest
 from sim.engine.scheduler import SchedulerOutput
 
+NS_PER_S = 10**9
 MAX_PLANNED_STEPS = 10**9
 
 
@@ -89,6 +90,7 @@ class TimedEngine:
                 max_tokens=max_tokens,
                 stop_at=None if stop_after is None else stop_after - 1,
                 output_base=prompt_ids[-1] + 1,
+                arrival_time=now_ns / NS_PER_S,
             )
         )
 
