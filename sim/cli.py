@@ -25,7 +25,7 @@ OUR_FAULT = 3
 """Exit code when rollcage itself fails."""
 INTERRUPTED = 130
 
-_KINDS = ("budget", "lifecycle", "routing", "liveness", "harness")
+_KINDS = ("budget", "lifecycle", "routing", "staleness", "liveness", "harness")
 _DEMONSTRATION = ("reference:deferred", "reference:pinned")
 _DEMONSTRATED = "B1"
 _DEMONSTRATION_WORLDS = 1500

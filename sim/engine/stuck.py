@@ -37,7 +37,7 @@ class StuckWatch:
         if not scheduler.has_unfinished_requests():
             return None
         if not output.num_running and not output.num_preemptions:
-            return self._why_refused(scheduler.waiting.peek())
+            return self._why_refused(scheduler.waiting.peek_request())
         if not output.num_preemptions:
             return None  # computing a prompt goes on
         state = self._state()
@@ -56,9 +56,8 @@ class StuckWatch:
         return (
             [(request.request_id, request.num_computed_tokens) for request in scheduler.running],
             [request.request_id for request in scheduler.waiting],
-            [block.block_hash for block in kv_cache.cached_free_blocks],
-            {name: block.ref_cnt for name, block in kv_cache.cached_blocks.items()},
-            {name: [block.ref_cnt for block in blocks] for name, blocks in kv_cache.duplicates.items()},
+            kv_cache.prefix_cache.next_evicted(),
+            kv_cache.prefix_cache.references(),
         )
 
     def _why_refused(self, head: Request) -> str:

@@ -76,6 +76,7 @@ class Options:
             dialect=given["dialect"] or self.of_verl.get("dialect", "vllm"),
             token_time_s=given["token_time_s"],
             prefill_s=given["prefill_s"],
+            engine=None,
         )
         setting = Setting(
             budget=Budget(prompt_length, response_length, UNSET if context is None else context, positions),

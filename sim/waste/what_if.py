@@ -219,7 +219,8 @@ def case_of(setting: Setting, load: Lengths, policy: Policy, interval: int | Non
         sessions=sessions,
         faults=tuple(_updates(setting, load, interval, int(arrivals[chosen].max()))),
         replicas=setting.replicas,
-        server=setting.server,
+        # What is computed at once knows of no steps that requests share.
+        server=msgspec.structs.replace(setting.server, engine=None),
         router=Router(sticky=policy.sticky),
         partial_rollout=policy.partial_rollout,
         seed=setting.seed,
@@ -267,7 +268,8 @@ def single_case(
         sessions=(Session(prompt_tokens, (Turn(stops_after),)),),
         faults=tuple(WeightUpdate(AfterTokens(0, tokens), setting.pause_s, setting.leaving) for tokens in thresholds),
         replicas=setting.replicas,
-        server=setting.server,
+        # What is computed at once knows of no steps that requests share.
+        server=msgspec.structs.replace(setting.server, engine=None),
         router=Router(sticky=policy.sticky),
         partial_rollout=policy.partial_rollout,
         seed=setting.seed,

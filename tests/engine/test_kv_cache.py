@@ -1,9 +1,12 @@
 """Blocks: what is found in the prefix cache, what is evicted first, and what a reset does."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from sim.engine import Engine
-from sim.engine.kv_cache import ROOT_HASH, hash_block
+from sim.engine import Engine, EngineRequest
+from sim.engine.prefix_cache import name_chains
+from sim.engine.request import Request
 from tests.engine.make import add, make_engine
 
 
@@ -43,11 +46,19 @@ class TestPrefixCache:
         assert engine.step().scheduled == {"a": 14}
 
     def test_ranges_lists_and_outputs_of_the_same_tokens_have_the_same_name(self) -> None:
-        tokens = range(500, 504)
-        names = {hash_block(ROOT_HASH, block) for block in (tokens, list(tokens), tuple(tokens), range(500, 504))}
-        assert len(names) == 1
-        assert hash_block(ROOT_HASH, [500, 502, 501, 503]) not in names
-        assert hash_block(ROOT_HASH, range(500, 508, 2)) == hash_block(ROOT_HASH, [500, 502, 504, 506])
+        def names(prompt: Sequence[int], output_base: int = 900) -> list[tuple[int, int]]:
+            request = EngineRequest(request_id="a", prompt_token_ids=prompt, output_base=output_base)
+            return name_chains(Request.from_engine_request(request, 8, "length"), block_size=4)
+
+        counting_up = names(range(500, 509))
+        assert [first_block for first_block, _ in counting_up] == [0, 2]
+        assert names(list(range(500, 509))) == counting_up
+        assert names(range(500, 504), output_base=504) == counting_up[:1]  # the output counts on from the prompt
+        assert names([*range(500, 509), 900, 901, 902, 903], output_base=904) == counting_up
+        other = names([500, 502, 501, 503, *range(504, 509)])
+        assert [first_block for first_block, _ in other] == [0, 2]
+        assert not set(other) & set(counting_up)
+        assert names(range(500, 518, 2)) == names(list(range(500, 518, 2)))
 
     def test_off_means_off(self) -> None:
         engine = make_engine(enable_prefix_caching=False)
