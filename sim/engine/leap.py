@@ -83,10 +83,10 @@ def stays_out(scheduler: Scheduler) -> bool:
     if not scheduler.waiting or scheduler.pause_state is not PauseState.UNPAUSED:
         return True
     kv_cache, head = scheduler.kv_cache_manager, scheduler.waiting.peek_request()
-    if kv_cache.reserve_full_isl and not kv_cache.enable_caching:
-        # The short way: free blocks only fall, and what the head asks for does not depend on anything.
-        if kv_cache.admission_blocks(head, (), 0, keep_watermark=True) > kv_cache.free_blocks:
-            return True
+    # The short way: free blocks only fall, and what the head asks for does not depend on anything.
+    asks_the_same = kv_cache.reserve_full_isl and not kv_cache.enable_caching
+    if asks_the_same and kv_cache.admission_blocks(head, (), 0, keep_watermark=True) > kv_cache.free_blocks:
+        return True
     token_budget = scheduler.config.max_num_batched_tokens - scheduler.decodes.num_requests
     if token_budget == 0 or len(scheduler.running) == scheduler.config.max_num_seqs:
         return True
