@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import signal
 import sys
 import tempfile
@@ -30,6 +31,7 @@ _DEMONSTRATION = ("reference:deferred", "reference:pinned")
 _DEMONSTRATED = "B1"
 _DEMONSTRATION_WORLDS = 1500
 _DEFAULT_SECONDS = 10.0
+_MOST_SECONDS = 1e6
 _RESCUE_FOLDER = Path("found")
 
 
@@ -110,6 +112,13 @@ def _load_suts(names: tuple[str, ...]) -> "list[Sut]":
 # hunt
 
 
+def _finite(_ctx: click.Context, _parameter: click.Parameter, value: float | None) -> float | None:
+    """No range keeps NaN out."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("nan is not a time")
+    return value
+
+
 @main.command()
 @click.option(
     "--sut", "names", multiple=True, metavar="NAME", help="What to test; repeatable. Without it: a demonstration."
@@ -118,7 +127,12 @@ def _load_suts(names: tuple[str, ...]) -> "list[Sut]":
     "--against", metavar="NAME", help="Run this SUT on the same worlds and report where the two first differ."
 )
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(_KINDS), help="Which invariants; repeatable.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="How long to search a SUT (default 10).")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, _MOST_SECONDS, min_open=True),
+    callback=_finite,
+    help="How long to search a SUT (default 10).",
+)
 @click.option("--worlds", type=click.IntRange(1), help="How many worlds instead: the same finds every time.")
 @click.option("--seed", type=click.IntRange(0, 2**32), help="Seed of the search (default: a fresh one, printed).")
 @click.option("--dialect", type=click.Choice(("vllm", "sglang", "trtllm")), default="vllm", help="Whose grants.")

@@ -3,8 +3,8 @@
 Operating rules:
 - Hypothesis draws the world; each is run under several schedules, and every `TWICE_EVERY`-th run is done twice (D1).
 - An invariant is reported once a SUT. When a new one breaks, Hypothesis shrinks that violation before the search goes
-  on, for at most `MOST_SHRINK_WORLDS` worlds (a race: `MOST_RACE_WORLDS`) and `MOST_SHRINK_STEPS` callbacks; then the
-  world is reduced by whole parts, and its schedule is shrunk.
+  on, for at most `MOST_SHRINK_WORLDS` worlds (a race: `MOST_RACE_WORLDS`) and `MOST_SHRINK_STEPS` callbacks; then its
+  schedule, and its case part by part.
 - Shrinking is not searching: its worlds do not count against the bounds.
 - Nothing seen is lost: what else broke on the way and was not met again is reported as it was.
 - A campaign bounded by worlds never looks at a clock: the same seed gives the same finds, every time. One bounded by
@@ -27,15 +27,14 @@ from sim.case import Case, dumps
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.harness import check_same_digest
 from sim.invariants.interface import Violation
-from sim.search.reduce import reduce_world
 from sim.search.schedules import MORE_FOR_A_RACE, under_schedules
-from sim.search.shrink import shrink_schedule
+from sim.search.shrink import shrink_schedule, shrink_world
 from sim.sut.interface import Sut
 from sim.trace import Trace
 from sim.world import World, run_world
 
 TWICE_EVERY = 8
-MOST_SHRINK_WORLDS = 3000
+MOST_SHRINK_WORLDS = 2000
 MOST_RACE_WORLDS = 9000
 MOST_SHRINK_STEPS = 10_000_000
 """A client that polls for ever makes worlds a thousand times as dear as others."""
@@ -213,8 +212,11 @@ class _Search:
         campaign = self.campaign
         campaign.seconds = time.monotonic() - self.started
         self.progress(campaign)
-        shrinks_race = self.best is not None and self.best.is_race
-        for scheduled in under_schedules(case, MORE_FOR_A_RACE if shrinks_race else 0):
+        if self.best is None:
+            schedules = under_schedules(case)
+        else:
+            schedules = under_schedules(case, MORE_FOR_A_RACE) if self.best.is_race else [case]
+        for scheduled in schedules:
             if self.stop():
                 campaign.interrupted = True
                 raise _Stop
@@ -251,7 +253,7 @@ class _Search:
         self.campaign.finds.append(find)  # first, so that an interrupt does not lose it
         self._shrink_worlds = self._shrink_steps = 0  # this share is its own
         self._shrinks_schedule = True
-        messages = {find.case: find.message}
+        messages: dict[Case, str] = {}
 
         def fails(case: Case) -> bool:
             message = self._shown(case)
@@ -259,10 +261,9 @@ class _Search:
                 messages[case] = message
             return message is not None
 
-        case = reduce_world(find.case, fails)
-        if case.schedule.policy != "fifo":
-            case = shrink_schedule(case, self.campaign.sut, fails)
-        self.campaign.finds[-1] = Find(find.invariant, messages[case], case)
+        case = shrink_schedule(find.case, self.campaign.sut, fails) if find.is_race else find.case
+        case = shrink_world(case, fails)
+        self.campaign.finds[-1] = Find(find.invariant, messages.get(case, find.message), case)
 
 
 def run_campaign(

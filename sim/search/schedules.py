@@ -1,7 +1,8 @@
 """Which schedules a drawn world is run under.
 
 A world is dear to draw and cheap to run, so each is run several times: first in FIFO order, then in random orders.
-While a race is shrunk each is run more often, or most of the smaller worlds that have it would be passed over.
+While a race is shrunk each is run more often, or most of the smaller worlds that have it would be passed over; what
+breaks in FIFO order is shrunk in FIFO order.
 """
 
 import msgspec

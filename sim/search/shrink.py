@@ -1,20 +1,26 @@
-"""Shrinking the schedule: which deviations from FIFO does a violation need?
+"""Shrinking what Hypothesis leaves: the world by its parts, and the schedule.
 
-Hypothesis shrinks the world; this takes the schedule of the world that is left. None needed means that it is no race.
-First delta debugging (ddmin, IEEE Transactions on Software Engineering 28(2), 2002) on the deviations of the run that
-failed. A deviation is a step's number, though, and leaving one out moves all later ones, so ddmin ends at lists that no
-single removal improves. Most races need one or two deviations (the small depth that PCT counts on), so those are then
-tried at every step of the FIFO run.
+Hypothesis shrinks the draws, and gives up when two hundred attempts in a row bring nothing; what hangs together in a
+case (a session, the faults that name it, their indexes) it can only take apart by luck. So the case itself is then
+taken apart, session by session, fault by fault, setting by setting.
+
+Then: which deviations from FIFO does the violation need? None needed means that it is no race. First delta debugging
+(ddmin, IEEE Transactions on Software Engineering 28(2), 2002) on the deviations of the run that failed. A deviation is
+a step's number, though, and leaving one out moves all later ones, so ddmin ends at lists that no single removal
+improves. Most races need one or two deviations (the small depth that PCT counts on), so those are then tried at every
+step of the FIFO run.
 """
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from sim.case import Case, Schedule
+from sim.case import Case, CaseError, Schedule, from_builtins, to_builtins
 from sim.clock import Chooser, Fifo
 from sim.sut.interface import Sut
 from sim.world import World
@@ -23,9 +29,93 @@ Fails = Callable[[Case], bool]
 Deviations = tuple[tuple[int, int], ...]
 
 MOST_RUNS = 400
-"""Worlds that each of the two ways may cost."""
+"""Worlds that each of the three ways may cost."""
 
 _LOW = 4
+
+
+def shrink_world(case: Case, fails: Fails) -> Case:
+    """The case without what it does not need: greedily, each part in turn, until none can be spared."""
+    runs = 0
+    spared = True
+    while spared and runs < MOST_RUNS:
+        spared = False
+        number = 0
+        while runs < MOST_RUNS:
+            smaller = next(itertools.islice(_smaller(case), number, None), None)
+            if smaller is None:
+                break
+            runs += 1
+            if fails(smaller):
+                case, spared = smaller, True  # the next part now has this one's number
+            else:
+                number += 1
+    return case
+
+
+def _smaller(case: Case) -> Iterator[Case]:
+    """Every case that is smaller by one part; those that cannot be are left out."""
+    data = to_builtins(case)
+    for index in range(len(case.sessions)):
+        yield from _valid(_without_session(data, index))
+    for path in _paths(data):
+        if path[0] not in ("format", "schedule"):
+            for changed in _reduced(data, path):
+                yield from _valid(changed)
+
+
+def _valid(data: Any) -> Iterator[Case]:
+    with suppress(CaseError):
+        yield from_builtins(data)
+
+
+def _without_session(data: dict[str, Any], gone: int) -> dict[str, Any]:
+    def moved(value: Any) -> Any:
+        """The same indexes for the sessions that are left; None for what names the one that is gone."""
+        out = dict(value)
+        for key in ("session", "shares_params_with"):
+            if out.get(key) is not None:
+                if out[key] == gone and key == "session":
+                    return None
+                out[key] = None if out[key] == gone else out[key] - (out[key] > gone)
+        if "at" in out:
+            out["at"] = moved(out["at"])
+        return None if "at" in out and out["at"] is None else out
+
+    sessions = [moved(session) for index, session in enumerate(data["sessions"]) if index != gone]
+    faults = [fault for fault in map(moved, data.get("faults", ())) if fault is not None]
+    return {**data, "sessions": sessions, "faults": faults}
+
+
+Path = tuple[Any, ...]
+
+
+def _paths(data: Any, prefix: Path = ()) -> Iterator[Path]:
+    """Where the values are, outer ones first."""
+    inside = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in inside:
+        yield (*prefix, key)
+        yield from _paths(value, (*prefix, key))
+
+
+def _reduced(data: Any, path: Path) -> Iterator[Any]:
+    """The data without the value at `path`, and with smaller ones in its place."""
+
+    def put(*new: Any) -> Any:
+        changed = msgspec.json.decode(msgspec.json.encode(data))
+        inner = functools.reduce(lambda inside, key: inside[key], path[:-1], changed)
+        if new:
+            inner[path[-1]] = new[0]
+        else:
+            del inner[path[-1]]
+        return changed
+
+    value = functools.reduce(lambda inside, key: inside[key], path, data)
+    if value not in ({}, [], None):
+        yield put()
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        lower = dict.fromkeys((0, 1, value // 2, value - 1))
+        yield from (put(type(value)(number)) for number in lower if 0 <= number < value)
 
 
 def with_schedule(case: Case, schedule: Schedule) -> Case:

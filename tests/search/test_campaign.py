@@ -122,7 +122,7 @@ def test_a_client_that_polls_for_ever_does_not_take_shrinking_with_it(monkeypatc
 
     campaign = hunt(sut(Polling), ("V1",), worlds=4)
     assert numbers(campaign) == ["V1"]
-    assert campaign.shrink_worlds <= 4
+    assert campaign.shrink_worlds <= 8
 
 
 def test_a_request_to_stop_ends_it_with_what_it_has():
@@ -237,4 +237,4 @@ def test_a_race_shrinks_with_its_world_and_says_how_few_deviations_it_needs():
 
 def test_routing_bugs_shrink_to_few_sessions():
     (find,) = hunt(load_sut("reference:zeroes-count"), ("R3",), worlds=1500, strategy=routing_cases()).finds
-    assert (len(find.case.sessions), len(find.case.faults), find.case.replicas) == (1, 1, 1), dumps(find.case)
+    assert (len(find.case.sessions), len(find.case.faults), find.case.replicas) == (1, 1, 1)

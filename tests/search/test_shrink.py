@@ -2,10 +2,26 @@
 
 import asyncio
 
-from sim.case import Budget, Case, Schedule, Session
+from sim.case import (
+    AbortAll,
+    AbortRequest,
+    AfterSent,
+    AfterTokens,
+    AtTime,
+    Budget,
+    CancelClient,
+    Case,
+    Limit,
+    Schedule,
+    Session,
+    Transport,
+    Turn,
+    WeightUpdate,
+    explicit_limit,
+)
 from sim.invariants import judge
 from sim.report.explain import schedule_line
-from sim.search.shrink import MOST_RUNS, shrink_schedule
+from sim.search.shrink import MOST_RUNS, shrink_schedule, shrink_world
 from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut
@@ -95,3 +111,38 @@ def test_shrinking_is_bounded():
 
     shrink_schedule(RANDOM, load_sut(CLEAN), fails)
     assert len(runs) < 3 * MOST_RUNS
+
+
+# The world, part by part
+
+
+def test_a_world_keeps_only_what_the_violation_needs():
+    """Six sessions, four faults; needed are one session, and a fault that names it by an index that moves."""
+    sessions = tuple(Session(index + 1, (Turn(9, 3, 1.5), Turn()), float(index)) for index in range(6))
+    faults = (
+        WeightUpdate(AtTime(7.75), 3.0, (1,)),
+        AbortRequest(AfterTokens(4, 5), 4),
+        AbortAll(AfterSent(2, 2), 1),
+        CancelClient(AtTime(30), 1),
+    )
+    case = Case(Budget(40, 50, 200), sessions, faults, 3, seed=77, transport=Transport("shared", 0.25, 0.25))
+
+    def fails(case):
+        return any(isinstance(f, AbortRequest) and case.sessions[f.session].prompt_tokens >= 4 for f in case.faults)
+
+    shrunk = shrink_world(case, fails)
+    assert shrunk == Case(Budget(1, 1), (Session(4),), (AbortRequest(AfterTokens(0, 1), 0),))
+
+
+def test_a_shared_params_object_stays_with_its_owner():
+    sessions = (Session(1), Session(1, limit=Limit("both", 7)), Session(1, shares_params_with=1))
+    last_is_limited = lambda case: explicit_limit(case, len(case.sessions) - 1) is not None  # noqa: E731
+    shrunk = shrink_world(Case(Budget(4, 4), sessions), last_is_limited)
+    assert shrunk.sessions == (Session(1, limit=Limit("both", 0)),)
+
+
+def test_what_cannot_be_spared_stays_and_costs_a_bounded_number_of_worlds():
+    runs = []
+    case = Case(Budget(40, 50, 200), tuple(Session(4) for _ in range(60)))
+    assert shrink_world(case, lambda _: bool(runs.append(0))) == case
+    assert len(runs) <= MOST_RUNS
