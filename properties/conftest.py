@@ -59,7 +59,8 @@ def gate(named_suts, pytestconfig, request):
 
 @pytest.fixture
 def catch(named_suts, pytestconfig, request):
-    """Searches a planted bug for its own invariant and returns the find."""
+    """Searches a planted bug for its own invariant and returns the find, which a person can read."""
+    from sim.case import dumps
     from sim.sut.planted import PLANTED
     from sim.sut.registry import load_sut
     from sim.testing import search
@@ -73,12 +74,20 @@ def catch(named_suts, pytestconfig, request):
         sut = load_sut(f"reference:{planted_name}")
         campaign = search(sut, request.module.KIND, worlds=WORLDS_TO_CATCH, numbers=(number,))
         assert campaign.finds, f"{sut.name} was not caught by {number} in {campaign.worlds} worlds"
+        case = campaign.finds[0].case
+        most_sessions, most_faults = MOST_PARTS.get(planted_name, (2, 2))
+        assert len(case.sessions) <= most_sessions, dumps(case)
+        assert len(case.faults) <= most_faults, dumps(case)
+        assert len(case.schedule.deviations) <= 3, dumps(case)
         return campaign.finds[0]
 
     return run
 
 
 WORLDS_TO_CATCH = 3000
+
+MOST_PARTS = {"favourite": (48, 0)}
+"""Sessions and faults of the smallest case, where it takes many to tell favour from chance."""
 
 
 @pytest.fixture

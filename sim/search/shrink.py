@@ -41,13 +41,12 @@ def shrink_world(case: Case, fails: Fails) -> Case:
     while spared and runs < MOST_RUNS:
         spared = False
         number = 0
-        while runs < MOST_RUNS:
-            smaller = next(itertools.islice(_smaller(case), number, None), None)
-            if smaller is None:
-                break
+        candidates = _smaller(case)
+        while runs < MOST_RUNS and (smaller := next(candidates, None)) is not None:
             runs += 1
             if fails(smaller):
-                case, spared = smaller, True  # the next part now has this one's number
+                case, spared = smaller, True
+                candidates = itertools.islice(_smaller(case), number, None)  # the next part now has this one's number
             else:
                 number += 1
     return case

@@ -1,11 +1,10 @@
-"""Does the search find what it should, and how small does it become? Apart from whether it is correct.
+"""Does the search find what it should, from another seed than the properties use? Apart from whether it is correct.
 
-The figures are generous, several seeds each: a strategy that grows blind to a bug fails here first.
+The figures are generous: a strategy that grows blind to a bug fails here first.
 """
 
 import pytest
 
-from sim.case import dumps
 from sim.invariants import INVARIANTS
 from sim.search import campaign as campaign_module
 from sim.search import shrink as shrink_module
@@ -17,9 +16,6 @@ from sim.testing import search
 MOST_WORLDS = 3000
 """Of one kind of world; a gate searches 600, `hunt` some thousands in its 10 seconds."""
 
-SIZES = {"favourite": (48, 0)}
-"""Sessions and faults of the smallest case, where it takes many."""
-
 
 def find(name, seed):
     number = PLANTED[name].invariant
@@ -29,15 +25,6 @@ def find(name, seed):
     print(f"{name}, seed {seed}: {campaign.worlds} worlds to find {number}, {campaign.shrink_worlds} to shrink it")
     assert campaign.finds, f"{number} not found in {campaign.worlds} worlds"
     return campaign.finds[0]
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_bug_is_found_and_shrinks_to_a_case_that_a_person_can_read(name):
-    case = find(name, seed=1).case
-    most_sessions, most_faults = SIZES.get(name, (2, 2))
-    assert len(case.sessions) <= most_sessions, dumps(case)
-    assert len(case.faults) <= most_faults, dumps(case)
-    assert len(case.schedule.deviations) <= 3
 
 
 @pytest.mark.parametrize("name", PLANTED)
