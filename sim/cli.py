@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -373,11 +373,17 @@ def _indented(text: str) -> str:
     "--sut", "names", multiple=True, metavar="NAME", help="On what; repeatable. Default: built-ins with a verdict."
 )
 @click.option("--corpus", type=click.Path(path_type=Path), metavar="DIR", help="Replay every case in this folder.")
+@click.option(
+    "--on", "engine", type=click.Choice(("vllm",)), help="On a real engine; the simulation must agree with it."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def replay(paths: tuple[Path, ...], names: tuple[str, ...], corpus: Path | None, as_json: bool) -> None:
+def replay(
+    paths: tuple[Path, ...], names: tuple[str, ...], corpus: Path | None, engine: str | None, as_json: bool
+) -> None:
     """Replay kept cases and compare the verdicts with those that they expect.
 
     Exit code 0: each verdict is the one expected (or the case expects none of that SUT); 1: one is not; 2: unusable.
+    On a real engine: 1 when reality and simulation differ.
     """
     from sim import corpus as kept
 
@@ -387,15 +393,47 @@ def replay(paths: tuple[Path, ...], names: tuple[str, ...], corpus: Path | None,
         files = kept.files([*paths, *([corpus] if corpus is not None else [])])
         entries = [(path, kept.read(path)) for path in files]
         suts = _load_suts(names)
-        replays = [
-            kept.replay(path, entry, sut) for path, entry in entries for sut in suts or _builtins_with_verdict(entry)
-        ]
+        jobs = [(path, entry, sut) for path, entry in entries for sut in suts or _builtins_with_verdict(entry)]
+        if engine is not None:
+            _replay_on_vllm(jobs, as_json)
+        replays = [kept.replay(path, entry, sut) for path, entry, sut in jobs]
     if as_json:
         rows = [{key: getattr(r, key) for key in ("path", "sut", "expected", "observed", "ok")} for r in replays]
         click.echo(json.dumps({"cases": rows}))
     else:
         _tell_replays(replays)
     sys.exit(1 if any(each.ok is False for each in replays) else 0)
+
+
+def _replay_on_vllm(jobs: "list[tuple[Path, Entry, Sut]]", as_json: bool) -> NoReturn:
+    """Replays on real vLLM and ends the command."""
+    try:
+        session = importlib.import_module("gpu_checks.session")
+        replays_module = importlib.import_module("gpu_checks.replay")
+    except ImportError as error:
+        click.echo(f"error: --on vllm needs the package gpu_checks of this project: {error}", err=True)
+        sys.exit(UNUSABLE)
+
+    done = 0
+
+    def tell(each: Any) -> None:
+        nonlocal done
+        done += 1
+        if sys.stderr.isatty():
+            click.echo(f"{done} of {len(jobs)}  {each.case} on {each.sut}: {each.verdict}", err=True)
+
+    try:
+        with session.engine_session() as engines:
+            replays = session.replay_all(
+                [session.Job(path.stem, entry.case, sut, entry.expected.get(sut.key)) for path, entry, sut in jobs],
+                engines,
+                tell,
+            )
+    except session.VllmUnusable as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(UNUSABLE)
+    click.echo(json.dumps(replays_module.summary(replays)) if as_json else replays_module.table(replays))
+    sys.exit(1 if any(each.verdict == "missed" for each in replays) else 0)
 
 
 def _builtins_with_verdict(entry: "Entry") -> "list[Sut]":

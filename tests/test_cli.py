@@ -375,3 +375,12 @@ def test_help_imports_nothing_heavy():
     assert "hunt" in done.stdout
     assert "'hypothesis'" not in done.stdout
     assert "'numpy'" not in done.stdout
+
+
+def test_a_replay_on_vllm_without_vllm_says_what_to_install(monkeypatch):
+    session = pytest.importorskip("gpu_checks.session")
+    monkeypatch.setattr(session, "is_installed", lambda: False)
+    case = str(CORPUS / "overrun-64-256-16.json")
+    result = CliRunner().invoke(main, ["replay", case, "--on", "vllm"])
+    assert result.exit_code == 2
+    assert "needs vLLM: pip install" in result.output
