@@ -4,14 +4,14 @@ Without vLLM every check is skipped, with one line that says what to install. Wi
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpu_checks.cases import KeptCase, corpus, load, own_cases
+from gpu_checks.cases import CORPUS, KeptCase, load, own_cases
 from gpu_checks.engines import (
     HOW_TO_INSTALL,
     EngineSettings,
@@ -22,9 +22,10 @@ from gpu_checks.engines import (
     prepare_environment,
     tiny_model,
 )
-from gpu_checks.real_world import DEFAULT_SPEED, RealLoop
+from gpu_checks.real_world import DEFAULT_SPEED
 from gpu_checks.replay import Replay, summary, table
 from gpu_checks.schedules import Load, Schedule, real_core, schedule_of
+from gpu_checks.session import VllmUnusable, engine_session
 from sim.case import CaseError
 
 HERE = Path(__file__).parent
@@ -36,28 +37,18 @@ PLATFORM: pytest.StashKey[Platform] = pytest.StashKey()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpu_checks", "checks on a real vLLM engine")
+    several: dict[str, Any] = {"action": "append", "default": []}
     group.addoption("--model", help="a model of your own (default: a tiny one with random weights, made on the fly)")
-    group.addoption(
-        "--engine-arg", action="append", default=[], metavar="NAME=VALUE", help="any other argument of vLLM's engine"
-    )
+    group.addoption("--engine-arg", metavar="NAME=VALUE", help="any other argument of vLLM's engine", **several)
     group.addoption("--gpu-memory-utilization", type=float, help="share of the GPU's memory that an engine may take")
     group.addoption("--replicas", type=int, default=2, help="the most engines at a time (default: 2)")
     group.addoption(
-        "--case",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="PATH",
-        help="case files to replay instead of the kept ones",
+        "--case", metavar="PATH", nargs="+", action="extend", default=[], help="replay these, not the corpus"
     )
-    group.addoption("--full-size", action="store_true", help="also the full-size overrun: 2048/8192, 10104 tokens")
-    group.addoption("--results", metavar="FILE", help="write the replays as JSON")
-    group.addoption(
-        "--speed", type=float, default=DEFAULT_SPEED, help=f"how much shorter waits are (default: {DEFAULT_SPEED:g})"
-    )
-    group.addoption(
-        "--verl", action="append", default=[], metavar="DIR", help="a folder with verl unpacked or installed"
-    )
+    group.addoption("--full-size", action="store_true", help="also the cases that decode thousands of tokens")
+    group.addoption("--results", metavar="FILE", help="write what came of it as JSON")
+    group.addoption("--speed", type=float, default=DEFAULT_SPEED, help="how much shorter waits are (default: 10)")
+    group.addoption("--verl", metavar="DIR", help="a folder with verl unpacked or installed; repeatable", **several)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,7 +69,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     paths = metafunc.config.getoption("--case")
     try:
-        cases = [load(Path(path)) for path in paths] if paths else [*corpus(), *own_cases()]
+        cases = load(map(Path, paths)) if paths else [*load([CORPUS]), *own_cases()]
     except CaseError as error:
         raise pytest.UsageError(str(error)) from None
     pairs = [(kept, name) for kept in cases for name in suts_of(kept)]
@@ -88,6 +79,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def suts_of(kept: KeptCase) -> list[str]:
     """Names of the SUTs that a case is about; a key with a version is that of the installed package or of another."""
     return list(kept.expected) or ["reference:deferred", "reference:pinned"]
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """A vLLM that is there and cannot be used is a failure that says why, once."""
+    try:
+        yield
+    except Exception as error:
+        pytest.fail(f"vLLM is installed and does not start: {type(error).__name__}: {error}", pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -103,27 +103,22 @@ def engines(pytestconfig: pytest.Config) -> Iterator[RealEngines]:
         extra,
         pytestconfig.getoption("--replicas"),
     )
-    prepare_environment()
-    loop = RealLoop(pytestconfig.getoption("--speed"))
-    with tiny_model() as folder:
-        made = RealEngines(settings, folder, loop)
-        try:
-            made.take(1)
-        except BaseException as error:
-            made.close()
-            pytest.fail(f"vLLM is installed and does not start: {type(error).__name__}: {error}", pytrace=False)
-        pytestconfig.stash[PLATFORM] = made.platform
-        yield made
-        made.close()
-    loop.close()
+    try:
+        with engine_session(settings, pytestconfig.getoption("--speed")) as made:
+            pytestconfig.stash[PLATFORM] = made.platform
+            yield made
+    except VllmUnusable as unusable:
+        pytest.fail(str(unusable), pytrace=False)
 
 
 @pytest.fixture(scope="session")
 def schedules() -> Iterator[Callable[[Load], Schedule]]:
     """Schedules of the real engine in this process, each made once."""
-    prepare_environment()
     made: dict[str, Schedule] = {}
-    with tiny_model() as folder, real_core(folder) as core:
+    with ExitStack() as stack:
+        with _explained():
+            prepare_environment()
+            core = stack.enter_context(real_core(stack.enter_context(tiny_model())))
 
         def of(load: Load) -> Schedule:
             if load.name not in made:
@@ -157,7 +152,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         counts = summary(found)
         terminalreporter.write_line(table(found))
         terminalreporter.write_line(
-            f"reproduced {counts['reproduced']} of {counts['of']}; not expressible: {counts['not_expressible']}"
+            f"reproduced {counts['reproduced']} of {counts['of']}; not expressible: {counts['not_expressible']}; "
+            f"left out for their size: {counts['left_out']}"
         )
     for finding in config.stash.get(FINDINGS, []):
         terminalreporter.write_line(f"finding: {finding}")
@@ -165,12 +161,24 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     path = session.config.getoption("--results", None)
-    found = session.config.stash.get(REPLAYS, None)
     platform = session.config.stash.get(PLATFORM, None)
-    if path and found is not None and platform is not None:
-        data = {"device": platform.device, "vllm": platform.vllm, "model": platform.model} | summary(found)
+    if path and platform is not None:
+        data: dict[str, Any] = {"device": platform.device, "vllm": platform.vllm, "model": platform.model}
+        data["checks"] = _checks(session.config)
         data["findings"] = session.config.stash.get(FINDINGS, [])
-        Path(path).write_text(json.dumps(data, indent=2) + os.linesep)
+        data |= summary(session.config.stash.get(REPLAYS, []))
+        Path(path).write_text(json.dumps(data, indent=2) + "\n")
+
+
+def _checks(config: pytest.Config) -> dict[str, dict[str, int]]:
+    """For each file of checks, how many passed, failed and were skipped."""
+    counts: dict[str, dict[str, int]] = {}
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    for outcome, shown in (("passed", "passed"), ("failed", "failed"), ("error", "failed"), ("skipped", "skipped")):
+        for report in reporter.stats.get(outcome, []):
+            of_file = counts.setdefault(Path(report.nodeid.partition("::")[0]).stem, {})
+            of_file[shown] = of_file.get(shown, 0) + 1
+    return counts
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -5,14 +5,19 @@ taken from the observation, and how far an aborted request had come.
 """
 
 import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from gpu_checks.points import Answer, Leader, Points, RequestKey, answered, key_of
+from gpu_checks.points import Answer, Leader, Points, RequestKey, key_of, note_answer
 from gpu_checks.real_world import SeededChoices, message_point
 from sim.case import Case, Schedule
-from sim.decode import Burst, ConstantRate, DecodeEngine
+from sim.decode import Burst, DecodeEngine, Left, Moment
+from sim.engine import Engine, EngineConfig
+from sim.engine.latency import Constant
+from sim.engine.timed import TimedEngine
 from sim.faults import Stage, Triggers
 from sim.server import FakeRolloutServer, Model
 from sim.sut.interface import Sut
@@ -20,8 +25,11 @@ from sim.trace import Trace
 from sim.transport import Wire
 from sim.world import World
 
-_FAR_NS = 2**60
-_TOKEN_NS = 1
+_FAR_NS = 2**40
+"""Longer than any response takes at a nanosecond a token."""
+
+_ROOM_TOKENS = 2**24
+"""More than any response has, so that nothing but its limit ends it."""
 
 
 class HoldingEngine:
@@ -37,53 +45,104 @@ class HoldingEngine:
         self.awaiting_end: set[int] = set()
         """Requests whose end is not due yet."""
         self._engine = engine
+        self._now_ns = 0
+        """The engine's own time: it has always done all that it can."""
         self._decoded: dict[int, int] = {}
         self._shown: dict[int, int] = {}
         self._finish: dict[int, Any] = {}
 
-    def add(self, now_ns: int, request: int, prompt_tokens: int, max_tokens: int, stop_after: int | None) -> None:
-        self._engine.add(now_ns, request, prompt_tokens, max_tokens, stop_after)
+    def add(
+        self, now_ns: int, request: int, prompt_ids: Sequence[int], max_tokens: int, stop_after: int | None
+    ) -> None:
+        del now_ns
+        self._engine.add(self._now_ns, request, prompt_ids, max_tokens, stop_after)
         self._decoded[request] = self._shown[request] = 0
+        self._run_engine()
+
+    def _run_engine(self) -> None:
+        self._now_ns += _FAR_NS
+        for burst in self._engine.flush(self._now_ns):
+            self._decoded[burst.request] += burst.tokens
+            self._finish[burst.request] = burst.finish
 
     def watch(self, request: int, tokens: int) -> None:
         """Nothing to do: all moments are at hand."""
 
-    def abort(self, request: int) -> None:
+    def abort(self, request: int) -> Left:
         self._engine.abort(request)
         del self._shown[request]
+        return Left(0, None)
 
     def pause(self, now_ns: int) -> None:
-        self._engine.pause(now_ns)
+        del now_ns
+        self._engine.pause(self._now_ns)
 
     def resume(self, now_ns: int) -> None:
-        self._engine.resume(now_ns)
-
-    def next_ns(self) -> int | None:
-        return None
-
-    def advance(self, now_ns: int) -> list[Burst]:
         del now_ns
-        for burst in self._engine.advance(_FAR_NS):
-            self._decoded[burst.request] += burst.tokens
-            self._finish[burst.request] = burst.finish
+        self._engine.resume(self._now_ns)
+        self._run_engine()
+
+    def step_end_ns(self, now_ns: int) -> None:
+        """It is between steps, always."""
+
+    def reset_prefix_cache(self) -> bool:
+        return self._engine.reset_prefix_cache()
+
+    def set_weight_version(self, version: int) -> int:
+        self._engine.set_weight_version(version)
+        return 0
+
+    stuck: str | None = None
+
+    def start(self, now_ns: int) -> None:
+        """Nothing to do: it has started and ended."""
+
+    def next_moment(self) -> Moment | None:
+        return Moment(0, False) if self._to_show() else None
+
+    def _to_show(self) -> list[Burst]:
         bursts = []
-        for request in list(self._shown):
+        for request, shown in self._shown.items():
             decoded, finish = self._decoded[request], self._finish.get(request)
             held = self.held_tokens.get(request)
             if held is not None and held <= decoded:
                 decoded, finish = held, None
             elif request in self.awaiting_end:
                 finish = None
-            tokens = decoded - self._shown[request]
-            if tokens or finish is not None:
-                bursts.append(Burst(request, tokens, finish))
-            self._shown[request] = decoded
+            if decoded > shown or finish is not None:
+                bursts.append(Burst(request, decoded - shown, finish))
+        return bursts
+
+    def flush(self, now_ns: int) -> list[Burst]:
+        del now_ns
+        bursts = self._to_show()
+        for request, tokens, finish, _ in bursts:
+            self._shown[request] += tokens
             if finish is not None:
                 del self._shown[request]
         return bursts
 
-    def live(self) -> list[int]:
-        return list(self._shown)
+    advance = flush
+
+
+def _feed(late: "asyncio.Future[Any]", call: Callable[[], "asyncio.Future[Any]"]) -> None:
+    """Makes a call, and has a future that was given out before come out as it does."""
+    try:
+        answer = call()
+    except Exception as error:
+        late.set_exception(error)
+    else:
+        answer.add_done_callback(lambda done: None if late.done() else _settle(late, done))
+
+
+def _settle(late: "asyncio.Future[Any]", done: "asyncio.Future[Any]") -> None:
+    error = None if done.cancelled() else done.exception()
+    if done.cancelled():
+        late.cancel()
+    elif error is not None:
+        late.set_exception(error)
+    else:
+        late.set_result(done.result())
 
 
 def led(server_class: type[FakeRolloutServer]) -> type[FakeRolloutServer]:
@@ -96,31 +155,35 @@ def led(server_class: type[FakeRolloutServer]) -> type[FakeRolloutServer]:
         own_trace: Trace
         answers: dict[RequestKey, Answer]
 
-        async def generate(self, request: int, *args: Any, **kwargs: Any) -> Any:
+        def generate(self, request: int, *args: Any, **kwargs: Any) -> Any:
             key = key_of(self.own_trace, request)
-            await self.leader.turn("arrived", *key)
-            return await answered(self.answers, key, super().generate(request, *args, **kwargs))
+            late = self._loop.create_future()
+            late.add_done_callback(partial(note_answer, self.answers, key))
+            call = partial(super().generate, request, *args, **kwargs)
+            self.leader.when(partial(_feed, late, call), "arrived", *key)
+            return late
 
-        def _admit(self, request: int, *args: Any, **kwargs: Any) -> Any:
-            key: RequestKey = key_of(self.own_trace, request)
+        def _admit(self, request: Any) -> None:
+            number, key = request.number, key_of(self.own_trace, request.number)
             if key in self.points.held_tokens:
-                self.holding.held_tokens[request] = self.points.held_tokens[key]
+                self.holding.held_tokens[number] = self.points.held_tokens[key]
             elif self.leader.expects("ended", *key):
-                self.holding.awaiting_end.add(request)
-                self.leader.when(lambda: self._let_end(request), "ended", *key)
-            return super()._admit(request, *args, **kwargs)
+                self.holding.awaiting_end.add(number)
+                self.leader.when(partial(self._let_end, number), "ended", *key)
+            super()._admit(request)
 
-        def _let_end(self, request: int) -> None:
-            self.holding.awaiting_end.discard(request)
-            self._catch_up()
+        def _let_end(self, number: int) -> None:
+            self.holding.awaiting_end.discard(number)
+            self._take(self._engine.flush(self._loop.now_ns))
+            self._set_timer()
 
         async def abort_all_requests(self, *args: Any, **kwargs: Any) -> Any:
             if self.settings.submission_gate:
                 await self.leader.turn("closed", self.replica)
             return await super().abort_all_requests(*args, **kwargs)
 
-        async def _drain_admissions(self) -> None:
-            await super()._drain_admissions()
+        async def _wait_for_admissions(self) -> None:
+            await super()._wait_for_admissions()
             await self.leader.turn("cut", self.replica)
 
         async def resume_generation(self) -> None:
@@ -152,6 +215,8 @@ class _LedWire(Wire):
 class LedWorld(World):
     """One simulated run of a Case through observed points. `leader.missed`: where it left them."""
 
+    engine_class = TimedEngine
+
     def __init__(self, case: Case, sut: Sut, points: Points) -> None:
         self._points = points
         self.answers: dict[RequestKey, Answer] = {}
@@ -165,7 +230,14 @@ class LedWorld(World):
 
     def make_engine(self) -> DecodeEngine:
         """The fake engine under the holds."""
-        return ConstantRate(_TOKEN_NS, 0)
+        config = EngineConfig(
+            num_gpu_blocks=_ROOM_TOKENS,
+            block_size=16,
+            max_num_seqs=1024,
+            max_num_batched_tokens=8192,
+            max_model_len=_ROOM_TOKENS,
+        )
+        return self.engine_class(Engine(config), Constant(1))
 
     def _make_wire(self, triggers: Triggers) -> Wire:
         wire = _LedWire(self.case.transport, self._loop, self.trace, triggers)

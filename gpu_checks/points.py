@@ -1,4 +1,4 @@
-"""The points of a run: what happened on the real engine, and in which order, and the same order imposed on a simulation.
+"""The points of a run: what happened on the real engine in which order, and a simulation led through the same order.
 
 A point is something that one part of a world does to another: a message reaches the balancer, a request reaches a
 server, a request ends by itself, a server closes its gate, cuts its requests off, takes new weights, opens again, a
@@ -8,7 +8,8 @@ The simulation is led through these points in the observed order, and free in al
 its own rules; where these are wrong it arrives at a point with other figures, or never.
 """
 
-from collections.abc import Awaitable, Callable, Hashable
+import asyncio
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -46,17 +47,18 @@ class Answer(NamedTuple):
     error: str | None = None
 
 
-async def answered(answers: dict[RequestKey, Answer], key: RequestKey, call: Awaitable[Any]) -> Any:
-    """The output of a server's generate, taken down on its way."""
-    try:
-        output = await call
-    except Exception as error:
+def note_answer(answers: dict[RequestKey, Answer], key: RequestKey, done: "asyncio.Future[Any]") -> None:
+    """Takes down how a server's generate came out."""
+    if done.cancelled():
+        return
+    error = done.exception()
+    if error is not None:
         answers[key] = Answer(None, 0, None, None, type(error).__name__)
-        raise
+        return
+    output = done.result()
     log_probs = None if output.log_probs is None else len(output.log_probs)
     version = output.extra_fields.get("global_steps")
     answers[key] = Answer(output.stop_reason, len(output.token_ids), log_probs, version)
-    return output
 
 
 @dataclass
@@ -152,7 +154,7 @@ class Leader:
         name, t_ns = self._order[self._next]
         if t_ns > self._loop.now_ns:
             self._checking = True
-            self._loop.call_at(t_ns / 1e9, self._check)
+            self._loop.call_at_ns(t_ns, self._check)
             return
         self._next += 1
         self._arrived.pop(name)()

@@ -10,16 +10,19 @@ would agree with it whatever it said. `test_verl_server.py` holds both against v
 import asyncio
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gpu_checks.engines import SLOW_AT
-from gpu_checks.points import Answer, Recorder, RequestKey, answered, key_of
+from gpu_checks.points import Answer, Recorder, RequestKey, key_of, note_answer
 from sim.case import AfterSent, AfterTokens, Budget, Case, ServerSettings
 from sim.faults import Triggers
 from sim.server import Model, TokenOutput, first_token, session_of
 from sim.trace import Admitted, Decoded, Ended, Granted, Outcome, Parked, Paused, Resumed, Trace, VersionChanged
 
 ADMISSION_POLL_S = 0.01
+"""How often a closed gate looks whether what had passed it is in the engine by now."""
+
 ENDING_TIMEOUT_S = 60.0
 """How long an acknowledged abort may take to end its requests, before that is an error."""
 
@@ -64,6 +67,14 @@ def settle_grant(budget: Budget, prompt_tokens: int, params: dict[str, Any]) -> 
         both = budget.prompt_length + budget.response_length
         rule, wanted = "default", min(budget.response_length, both - prompt_tokens)
     return Granted(0, 0, max(1, min(wanted, room)), rule, wanted, room)
+
+
+def delta_params(**arguments: Any) -> Any:
+    """vLLM's SamplingParams for a request that delivers its tokens as they come."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(detokenize=False, output_kind=RequestOutputKind.DELTA, **arguments)
 
 
 @dataclass(slots=True)
@@ -125,17 +136,20 @@ class RealRolloutServer:
 
     # What clients call
 
-    async def generate(
+    def generate(
         self,
         request: int,
         prompt_ids: list[int],
         sampling_params: dict[str, Any],
         request_id: str,
         **_multimodal: Any,
-    ) -> TokenOutput:
+    ) -> "asyncio.Future[TokenOutput]":
         """Generates up to its grant. What vLLM raises goes to the caller."""
         key = key_of(self._trace, request)
-        return await answered(self.answers, key, self._generate(key, request, prompt_ids, sampling_params, request_id))
+        call = self._generate(key, request, prompt_ids, sampling_params, request_id)
+        answer: asyncio.Task[TokenOutput] = self._loop.create_task(call)
+        answer.add_done_callback(partial(note_answer, self.answers, key))
+        return answer
 
     async def _generate(
         self, key: RequestKey, request: int, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str
@@ -167,10 +181,9 @@ class RealRolloutServer:
                 request_id, {"prompt_token_ids": self._vocabulary.real(prompt_ids)}, params
             )
         except Exception as error:
+            self._admitting -= 1
             self._end(request, "error", 0, str(error))
             raise
-        finally:
-            self._admitting -= 1
         self._live[request] = live
         self._trace.add(Admitted(self._loop.now_ns, request))
         finish_reason = await self._follow(live, outputs)
@@ -185,21 +198,16 @@ class RealRolloutServer:
         self, session: int, prompt_tokens: int, max_tokens: int, wants_log_probs: bool, rest: dict[str, Any]
     ) -> Any:
         """vLLM's SamplingParams; refuses what it does not know, such as a second spelling of the limit."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         stop_after = self._model.stop_after(session, prompt_tokens)
         stopping: dict[str, Any] = {}
         if stop_after is not None and stop_after <= max_tokens:
             # Random weights stop nowhere. One token is wanted above all and barred until it is its turn.
             token = self._vocabulary.stop_token
             stopping = {"min_tokens": stop_after - 1, "stop_token_ids": [token], "logit_bias": {token: 100.0}}
-        return SamplingParams(
+        return delta_params(
             max_tokens=max_tokens,
             logprobs=0 if wants_log_probs else None,
             ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
             extra_args={SLOW_AT: self._slow_at(session)},
             **stopping,
             **rest,
@@ -227,15 +235,21 @@ class RealRolloutServer:
 
     async def _follow(self, live: _Live, outputs: Any) -> str:
         """Takes what the engine delivers until the request is over; returns vLLM's finish_reason."""
+        admitted = False
         try:
             finished = False
             while not finished:
                 output = outputs.get_nowait() or await outputs.get()
                 finished = output.finished
+                if not admitted:
+                    # verl takes a request to be in the engine once there is anything of it.
+                    admitted = True
+                    self._admitting -= 1
                 (completion,) = output.outputs
                 if completion.token_ids:
                     self._decoded(live, list(completion.token_ids), completion.logprobs)
         except Exception as error:
+            self._admitting -= not admitted
             self._leave(live, "error", str(error))
             raise
         reason: str = completion.finish_reason
@@ -277,7 +291,7 @@ class RealRolloutServer:
             self._gate_opened.clear()
             self._note("closed", self.replica)
         async with self._pausing:
-            while self._admitting:
+            while self.settings.submission_gate and self._admitting:
                 await asyncio.sleep(ADMISSION_POLL_S)
             live = list(self._live.values())
             self._cut_pending = True
@@ -329,6 +343,9 @@ class RealRolloutServer:
         self._note("version", self.replica)
         self.version = global_steps
         self._trace.add(VersionChanged(self._loop.now_ns, self.replica, global_steps))
+
+    def book(self) -> None:
+        """Nothing to do: tokens are on the trace as they come."""
 
     def live_request_ids(self, session: int) -> list[str]:
         """The ids of a session's requests in the engine."""

@@ -10,12 +10,13 @@ from typing import Any
 from gpu_checks.points import Answer, Points, Recorder, RequestKey
 from gpu_checks.real_server import RealRolloutServer, Vocabulary
 from sim.case import Case
+from sim.clock import NS_PER_S
 from sim.faults import Stage, Triggers
 from sim.server import Model
 from sim.sut.interface import Sut
 from sim.trace import WorldEnded
 from sim.transport import Wire
-from sim.world import World, _log_tapped, liveness_bound_s
+from sim.world import World, _log_tap, liveness_bound_s
 
 DEFAULT_SPEED = 10.0
 """Seconds of the world in a second: clients wait a whole second after each abort, and no outcome depends on it."""
@@ -54,7 +55,11 @@ class RealLoop(asyncio.SelectorEventLoop):
     @property
     def now_ns(self) -> int:
         """Nanoseconds of this loop's time."""
-        return int(self.time() * 1e9)
+        return int(self.time() * NS_PER_S)
+
+    def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        """`call_at`, in nanoseconds."""
+        return self.call_at(when_ns / NS_PER_S, callback, *args)
 
 
 class SeededChoices:
@@ -98,8 +103,8 @@ class RealWorld(World):
         self._engines = engines
         self._vocabulary = Vocabulary(vocabulary_size)
         self._started_ns = 0
-        self._recorder = Recorder(lambda: loop.now_ns - self._started_ns)
         self._wire: Wire | None = None
+        self._recorder = Recorder(lambda: loop.now_ns - self._started_ns)
         self.answers: dict[RequestKey, Answer] = {}
         super().__init__(case, sut)
 
@@ -113,7 +118,7 @@ class RealWorld(World):
         self._started_ns = loop.now_ns
         loop.set_exception_handler(self._unhandled)
         try:
-            with _log_tapped(loop, trace):
+            with _log_tap.tapped(self._heard):
                 reason = loop.run_until_complete(self._bounded())
             self._show_rest()
             trace.seal(WorldEnded(loop.now_ns, reason))
@@ -136,15 +141,15 @@ class RealWorld(World):
 
     async def _quiet(self) -> None:
         """Until every call and message has come to its end."""
-        assert self._wire is not None
         assert self._balancer is not None
+        assert self._wire is not None
         while self._wire.calls_under_way or self._balancer.messages_in_flight:
             await asyncio.sleep(_QUIET_POLL_S)
 
     async def _clear_up(self) -> None:
         """Leaves the engines idle for the next case."""
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            if task.get_coro().__qualname__.startswith(("World.", "RealWorld.", "Wire.", "act")):  # type: ignore[union-attr]
+            if task.get_coro().__qualname__.startswith(("World.", "RealWorld.", "RealRolloutServer.", "Wire.", "act")):  # type: ignore[union-attr]
                 task.cancel()
         for engine in self._engines:
             await engine.pause_generation(mode="abort")

@@ -26,7 +26,7 @@ OUR_FAULT = 3
 """Exit code when rollcage itself fails."""
 INTERRUPTED = 130
 
-_KINDS = ("budget", "lifecycle", "routing", "liveness", "harness")
+_KINDS = ("budget", "lifecycle", "routing", "staleness", "liveness", "harness")
 _DEMONSTRATION = ("reference:deferred", "reference:pinned")
 _DEMONSTRATED = "B1"
 _DEMONSTRATION_WORLDS = 1500
@@ -35,7 +35,7 @@ _MOST_SECONDS = 1e6
 _RESCUE_FOLDER = Path("found")
 
 
-_ELSEWHERE = {"preflight": "sim.preflight.command"}
+_ELSEWHERE = {"preflight": "sim.preflight.command", "waste": "sim.waste.command"}
 """Commands that live in rooms of their own: command → module with a click command of that name."""
 
 
@@ -428,21 +428,41 @@ def _tell_replays(replays: "list[Replay]") -> None:
 # show
 
 
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        click.echo(f"error: {path}: cannot be written: {error.strerror}", err=True)
+        sys.exit(UNUSABLE)
+
+
 @main.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="CASE")
 @click.option("--sut", "name", metavar="NAME", help="On what (default: a built-in SUT).")
+@click.option("--timeline", type=click.Path(path_type=Path), metavar="FILE", help="Write a trace for ui.perfetto.dev.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page that needs nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def show(path: Path, name: str | None, as_json: bool) -> None:
+def show(path: Path, name: str | None, timeline: Path | None, html: Path | None, as_json: bool) -> None:
     """Print a case's world: its attempts and grants with the arithmetic spelled out, and the verdicts."""
     from sim import corpus
     from sim.report import explain
-    from sim.world import run_world
+    from sim.world import World
 
     with _guarded():
         entry = corpus.read(path)
         sut = _load_suts((name,))[0] if name is not None else _builtins_with_verdict(entry)[0]
-        trace = run_world(entry.case, sut)
+        world = World(entry.case, sut)
+        trace = world.run()
         violations = corpus.violations(entry.case, sut)
+        if timeline is not None:
+            from sim.report.timeline import timeline as laid_out
+
+            _write_text(timeline, json.dumps(laid_out(entry.case, trace)))
+        if html is not None:
+            from sim.report.page import Subject, page
+
+            subject = Subject(path.stem, entry.origin, entry.case, sut, trace, violations, world.deviations)
+            _write_text(html, page(subject))
     if as_json:
         click.echo(json.dumps(explain.as_json(sut, trace, violations)))
         return

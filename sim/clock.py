@@ -34,7 +34,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from heapq import heapify, heappop
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar, TypeVarTuple
 
 import simpy
@@ -57,6 +57,9 @@ __all__ = [
 ]
 
 NS_PER_S = 1_000_000_000
+
+_LAST = NORMAL + 1
+"""SimPy priority of what comes when all else at its instant has happened."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -198,20 +201,16 @@ class _Future(_Numbered, asyncio.Future[Any]):
 
 
 class _TimerHandle(asyncio.TimerHandle):
-    __slots__ = ()
+    """A timer. It stands in SimPy's heap itself, and has what SimPy wants of an event there."""
+
+    __slots__ = ("callbacks",)
     _scheduled: bool  # it stands in SimPy's heap
-
-
-class _Timer(simpy.Event):
-    """The entry in SimPy's heap that stands for an asyncio timer."""
-
     _ok = True
     _value = None
 
-    def __init__(self, loop: VirtualLoop, handle: _TimerHandle) -> None:
-        self.env = loop.env
-        self.callbacks = [loop._timer_due]  # for whoever steps the environment by hand; the loop looks at `handle`
-        self.handle = handle
+    def __init__(self, when_s: float, callback: Any, args: Any, loop: VirtualLoop, context: Any) -> None:
+        super().__init__(when_s, callback, args, loop, context)
+        self.callbacks = [loop._timer_due]  # for whoever steps the environment by hand
 
 
 class _InOrder(weakref.WeakKeyDictionary[Any, None]):
@@ -312,7 +311,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if delay is None:
             raise TypeError("delay must not be None")
         when_ns = None if delay == math.inf else self.now_ns + to_ns(delay)
-        return self._call_at_ns(when_ns, callback, args, context)
+        return self._timer(when_ns, callback, args, context)
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
@@ -320,24 +319,36 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """As in asyncio; `when` is in seconds, rounded to the nearest nanosecond."""
         if when is None:
             raise TypeError("when cannot be None")
-        return self._call_at_ns(None if when == math.inf else to_ns(when), callback, args, context)
+        return self._timer(None if when == math.inf else to_ns(when), callback, args, context)
 
-    def _call_at_ns(
-        self, when_ns: int | None, callback: Callable[..., object], args: Any, context: contextvars.Context | None
+    def call_at_ns(
+        self, when_ns: int, callback: Callable[[*Ts], object], *args: *Ts, last: bool = False
     ) -> asyncio.TimerHandle:
-        self._check_closed()
+        """`call_at`, in nanoseconds. `last`: once all else at that instant has happened, what it led to included."""
+        return self._timer(when_ns, callback, args, None, _LAST if last else NORMAL)
+
+    def _timer(
+        self,
+        when_ns: int | None,
+        callback: Callable[..., object],
+        args: Any,
+        context: contextvars.Context | None,
+        priority: int = NORMAL,
+    ) -> asyncio.TimerHandle:
+        if self._closed:
+            self._check_closed()
         if self._debug:
             self._check_thread()
             self._check_callback(callback, "call_at")
         when_s = math.inf if when_ns is None else when_ns / NS_PER_S
         handle = _TimerHandle(when_s, callback, args, self, context)
         if when_ns is not None:
-            self.env.schedule(_Timer(self, handle), NORMAL, max(0, when_ns - self.now_ns))
+            env = self.env
+            heappush(self._queue, (max(env._now, when_ns), priority, next(env._eid), handle))  # as env.schedule does
             handle._scheduled = True
         return handle
 
-    def _timer_due(self, timer: _Timer) -> None:
-        handle = timer.handle
+    def _timer_due(self, handle: _TimerHandle) -> None:
         handle._scheduled = False
         if handle._cancelled:
             self._timer_cancelled_count -= 1
@@ -356,13 +367,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         keep = []
         for entry in self._queue:
             event = entry[3]
-            if type(event) is _Timer and unwanted(event.handle):
-                event.handle._scheduled = False
+            if type(event) is _TimerHandle and unwanted(event):
+                event._scheduled = False
             else:
                 keep.append(entry)
         self._queue[:] = keep  # in place: SimPy and _run_once hold the list
         heapify(self._queue)
-        self._timer_cancelled_count = sum(type(entry[3]) is _Timer and entry[3].handle._cancelled for entry in keep)
+        self._timer_cancelled_count = sum(type(entry[3]) is _TimerHandle and entry[3]._cancelled for entry in keep)
 
     # -- ready callbacks
 
@@ -430,7 +441,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self.env.step()
                 continue
             event = heappop(queue)[3]
-            if type(event) is _Timer:
+            if type(event) is _TimerHandle:
                 self._timer_due(event)
             else:
                 self._ready.append(asyncio.Handle(self._run_event, (event,), self))
@@ -443,7 +454,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _advance(self) -> None:
         """Move the clock to the next event that is not cancelled, and make what is due there ready."""
         queue = self._queue
-        while queue and type(queue[0][3]) is _Timer and queue[0][3].handle._cancelled:
+        while queue and type(queue[0][3]) is _TimerHandle and queue[0][3]._cancelled:
             self._timer_due(heappop(queue)[3])
         if not queue:
             if not self._idle_ends_run:

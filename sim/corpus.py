@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sim.case import Case, CaseError, to_builtins
+from sim.case import Case, CaseError, explained, plain_json, to_builtins
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.harness import check_same_digest
 from sim.invariants.interface import Violation
@@ -67,6 +67,7 @@ def read(path: Path) -> Entry:
             text = file.read(_MOST_BYTES)
     except OSError as error:
         raise CaseError(f"{path}: cannot be read: {error.strerror}") from None
+    fields: dict[str, msgspec.Raw] = {}
     try:
         fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         if "case" in fields:
@@ -74,6 +75,9 @@ def read(path: Path) -> Entry:
         return Entry(case=_case_decoder.decode(text))
     except CaseError as error:
         raise CaseError(f"{path}: {error}") from None
+    except msgspec.ValidationError as error:
+        kind = Entry if "case" in fields else Case
+        raise CaseError(f"{path}: {explained(error, plain_json(text), kind)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CaseError(f"{path}: {error}{_place(str(error), text)}") from None
 

@@ -28,7 +28,7 @@ from sim.case import (
 )
 from sim.clock import VirtualLoop, to_ns
 from sim.server import FakeRolloutServer
-from sim.trace import Cancelled, FaultFired, Trace
+from sim.trace import Cancelled, FaultFired, Trace, spelled
 from sim.transport import BalancerHandle, ServerHandle, Wire
 
 
@@ -74,7 +74,9 @@ class Triggers:
         return thresholds[0]
 
     def decoded(self, session: int, tokens: int) -> None:
-        """See `sim.server.Watcher`."""
+        """See `sim.server.Watcher`. A client may send token ids that belong to no session."""
+        if not 0 <= session < len(self._decoded_tokens):
+            return
         self._decoded_tokens[session] += tokens
         thresholds = self._thresholds.get(session)
         while thresholds and thresholds[0] <= self._decoded_tokens[session]:
@@ -82,7 +84,7 @@ class Triggers:
 
     def total(self, session: int) -> int:
         """See `sim.server.Watcher`."""
-        return self._decoded_tokens[session]
+        return self._decoded_tokens[session] if 0 <= session < len(self._decoded_tokens) else 0
 
     def sent(self, session: int) -> None:
         """See `sim.transport.SentListener`."""
@@ -115,10 +117,12 @@ async def _all(calls: "list[asyncio.Future[Any]]") -> None:
         await call
 
 
-async def _abort(stage: Stage, replicas: list[int], rejecting: set[int]) -> None:
+async def _abort(stage: Stage, replicas: list[int], *, reset_prefix_cache: bool, rejecting: set[int]) -> None:
     calls = []
     for replica in replicas:
         keywords = {"reject_request": True} if replica in rejecting else {}
+        if not reset_prefix_cache:
+            keywords["reset_prefix_cache"] = False
         calls.append(stage.handles[replica].abort_all_requests.remote(**keywords))
     await _all(calls)
 
@@ -152,7 +156,7 @@ async def update_weights(stage: Stage, fault: WeightUpdate) -> str:
             return "skipped: no replica would be left in the balancer"
         if leaving:
             await _remove(stage, leaving)
-        await _abort(stage, everyone, rejecting=set(leaving))
+        await _abort(stage, everyone, reset_prefix_cache=fault.reset_prefix_cache, rejecting=set(leaving))
         await asyncio.sleep(fault.pause_s)
         stage.version += 1
         await _all([handle.set_global_steps.remote(stage.version) for handle in stage.handles])
@@ -165,7 +169,7 @@ async def update_weights(stage: Stage, fault: WeightUpdate) -> str:
 
 async def abort_all(stage: Stage, fault: AbortAll) -> str:
     async with stage.trainer:
-        await _abort(stage, [fault.replica], rejecting=set())
+        await _abort(stage, [fault.replica], reset_prefix_cache=fault.reset_prefix_cache, rejecting=set())
         await asyncio.sleep(fault.pause_s)
         await _resume(stage, [fault.replica])
     return ""
@@ -183,6 +187,8 @@ async def cancel_client(stage: Stage, fault: CancelClient) -> str:
     task = stage.sessions[fault.session]
     if task.done():
         return "skipped: the session has ended"
+    for server in stage.servers:
+        server.book()  # so that what is decoded after the cancel can be told from what was before
     stage.trace.add(Cancelled(stage.loop.now_ns, fault.session))
     task.cancel()
     return ""
@@ -231,7 +237,7 @@ async def act(stage: Stage, index: int, fault: Fault) -> None:
     try:
         note = await _ACTIONS[type(fault)](stage, fault)
     except Exception as error:
-        note = f"{type(error).__name__}: {error}"
+        note = spelled(error)
     if note:
         fired = stage.trace.events[position]
         assert isinstance(fired, FaultFired)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sim.search.campaign import Campaign
     from sim.sut.interface import Sut
 
-KINDS = ("budget", "lifecycle", "routing", "liveness", "harness")
+KINDS = ("budget", "lifecycle", "routing", "staleness", "liveness", "harness")
 
 DEFAULT_WORLDS = 600
 GATE_SEED = 20_260_829

@@ -6,7 +6,9 @@ read it and never what a system under test says of itself. Times are integer nan
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+import operator
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -73,6 +75,17 @@ class Admitted(_Event, frozen=True, tag="admitted"):
     request: int
 
 
+class Prefilled(_Event, frozen=True, tag="prefilled"):
+    """Where the KV of a request's prompt came from, said when the request leaves the engine; see
+    `sim.decode.Prefill`. What a resume computes again shows in the computed tokens of its later attempts."""
+
+    request: int
+    computed_tokens: int
+    cached_tokens: int
+    recomputed_tokens: int
+    stale_tokens: int
+
+
 class Decoded(_Event, frozen=True, tag="decoded"):
     """A run of tokens was decoded: `tokens` of them, the first at absolute position `position`."""
 
@@ -86,12 +99,16 @@ Outcome = Literal["stop", "length", "abort", "refused", "error"]
 
 
 class Ended(_Event, frozen=True, tag="ended"):
-    """The server is done with the request. `refused`: turned away at the gate; `error`: the call raised."""
+    """The server is done with the request. `refused`: turned away at the gate; `error`: the call raised.
+
+    `in_flight_tokens`: decoded by the step under way when the request was aborted by its id, for nobody.
+    """
 
     request: int
     outcome: Outcome
     tokens: int
     error: str | None = None
+    in_flight_tokens: int = 0
 
 
 class Delivered(_Event, frozen=True, tag="delivered"):
@@ -137,8 +154,11 @@ class Resumed(_Event, frozen=True, tag="resumed"):
 
 
 class VersionChanged(_Event, frozen=True, tag="version_changed"):
+    """`stale_requests`: running requests that keep KV of older weights."""
+
     replica: int
     version: int
+    stale_requests: int = 0
 
 
 class Cancelled(_Event, frozen=True, tag="cancelled"):
@@ -203,6 +223,7 @@ Event = (
     | Granted
     | Parked
     | Admitted
+    | Prefilled
     | Decoded
     | Ended
     | Delivered
@@ -234,6 +255,7 @@ class Attempt:
 
     sent: Sent
     grant: Granted | None = None
+    prefilled: Prefilled | None = None
     runs: list[Run] = field(default_factory=list)
     decoded_tokens: int = 0
     ended: list[Ended] = field(default_factory=list)
@@ -251,7 +273,7 @@ class TurnRecord:
 
     @property
     def decoded_tokens(self) -> int:
-        return sum(attempt.decoded_tokens for attempt in self.attempts)
+        return sum([attempt.decoded_tokens for attempt in self.attempts])
 
 
 @dataclass(slots=True)
@@ -288,6 +310,9 @@ class Ledger:
     def _granted(self, event: Granted) -> None:
         self.attempts[event.request].grant = event
 
+    def _prefilled(self, event: Prefilled) -> None:
+        self.attempts[event.request].prefilled = event
+
     def _decoded(self, event: Decoded) -> None:
         attempt = self.attempts[event.request]
         attempt.runs.append(Run(event.position, event.tokens, event.version))
@@ -317,17 +342,20 @@ class Ledger:
         ended = turns[turn].ended if turn < len(turns) else None
         return None if ended is None else ended.outcome
 
-    def turns(self) -> Iterator[tuple[int, TurnRecord]]:
+    def turns(self) -> list[tuple[int, TurnRecord]]:
         """All turns with their session's index."""
-        for index, session in enumerate(self.sessions):
-            for turn in session.turns:
-                yield index, turn
+        return self._in_order
+
+    @cached_property
+    def _in_order(self) -> list[tuple[int, TurnRecord]]:
+        return [(index, turn) for index, session in enumerate(self.sessions) for turn in session.turns]
 
 
 _BOOKED: dict[type[Any], Callable[[Ledger, Any], None]] = {
     TurnStarted: Ledger._turn_started,
     Sent: Ledger._sent,
     Granted: Ledger._granted,
+    Prefilled: Ledger._prefilled,
     Decoded: Ledger._decoded,
     Ended: Ledger._ended,
     Delivered: Ledger._delivered,
@@ -379,15 +407,34 @@ class Trace:
     def digest(self) -> str:
         """A hash of every event: equal for equal runs, in any process."""
         try:
-            packed = msgspec.msgpack.encode(self.events, enc_hook=_packed)
+            packed = _encoder.encode(self.events)
         except OverflowError:  # a client made an integer of more than 64 bits
-            packed = msgspec.json.encode(self.events, enc_hook=_packed)
+            packed = msgspec.json.encode(self.events, enc_hook=_plain)
         return hashlib.blake2b(packed, digest_size=16).hexdigest()
 
 
-def _packed(value: Any) -> Any:
-    """What a client put where plain data was due: a numpy number as its value, anything else as its type."""
-    return value.item() if hasattr(value, "item") else type(value).__qualname__
+def _plain(value: Any) -> Any:
+    """For what a system under test puts where plain data belongs: numpy's integers, or an object of its own."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return type(value).__name__
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+
+
+def spelled(error: BaseException) -> str:
+    """An error as text that is the same in every process."""
+    return without_addresses(f"{type(error).__name__}: {error}")
+
+
+def without_addresses(text: str) -> str:
+    """A text without the memory addresses that the repr of an object has."""
+    return _ADDRESS.sub("…", text) if "x" in text else text
+
+
+_ADDRESS = re.compile(r"0?x[0-9a-f]{8,}\b")
 
 
 def ids_as_runs(ids: list[int]) -> Ids:

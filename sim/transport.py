@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from sim.case import Transport
 from sim.clock import NS_PER_S, VirtualLoop, to_ns
 from sim.server import FakeRolloutServer, TokenOutput
-from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace
+from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace, spelled
 
 LIMIT_KEYS = ("max_tokens", "max_new_tokens")
 
@@ -137,15 +137,18 @@ class BalancerHandle(_Handle):
         """The balancer's own in-flight count for each replica, and in total, where it shows them."""
         if self._get_status is None:
             return None, None
-        status = self._get_status()
-        total = status.get("total_inflight") if self._get_total is None else self._get_total()
-        return tuple(map(status.get("servers", {}).get, self._replica_names)), total
+        try:
+            status = self._get_status()
+            total = status.get("total_inflight") if self._get_total is None else self._get_total()
+            return tuple(map(status.get("servers", {}).get, self._replica_names)), total
+        except Exception:  # a balancer may show something else, or fail: then it shows none
+            return None, None
 
     def replicas_named(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> tuple[int, ...]:
         """The replicas that a message is about."""
         named: Iterable[Any] = ()
         if name == "acquire_server":
-            named = () if result is None else result[:1]
+            named = result[:1] if isinstance(result, tuple | list) else ()
         elif name == "release_server":
             named = (kwargs.get("server_id", args[0] if args else None),)
         elif name in ("add_servers", "remove_servers"):
@@ -178,7 +181,7 @@ class Wire:
 
     def _after(self, delay_ns: int, callback: Callable[..., None], *args: Any) -> None:
         if delay_ns:
-            self._loop.call_at((self._loop.now_ns + delay_ns) / NS_PER_S, callback, *args)
+            self._loop.call_at_ns(self._loop.now_ns + delay_ns, callback, *args)
         else:
             self._loop.call_soon(callback, *args)
 
@@ -331,7 +334,7 @@ class Wire:
                 loads,
                 total,
                 handle.messages_in_flight,
-                None if error is None else f"{type(error).__name__}: {error}",
+                None if error is None else spelled(error),
             )
         )
         if _settle(future, result, error) and name == "acquire_server" and turn is not None and replicas:

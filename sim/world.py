@@ -8,8 +8,9 @@ from typing import Any, cast
 
 from msgspec import UNSET
 
-from sim.case import Case, explicit_limit, params_owner
+from sim.case import MAX_TOKENS, Case, explicit_limit, params_owner
 from sim.clock import (
+    NS_PER_S,
     Deadlock,
     Deviation,
     Deviations,
@@ -22,13 +23,26 @@ from sim.clock import (
     tamed,
     to_ns,
 )
-from sim.decode import ConstantRate
+from sim.decode import ConstantRate, DecodeEngine
+from sim.engine import Engine, StepTotals
+from sim.engine.timed import TimedEngine
 from sim.faults import Stage, Triggers, act
 from sim.server import FakeRolloutServer, Model, first_token
 from sim.sut.interface import Client, Config, Context, Sut, SutError
 from sim.sut.reference.agent import Trajectory, run_turns
 from sim.sut.reference.routing import LeastLoadedBalancer
-from sim.trace import Logged, Message, SessionEnded, Trace, TurnEnded, TurnStarted, WorldEnded, ids_as_runs
+from sim.trace import (
+    Logged,
+    Message,
+    SessionEnded,
+    Trace,
+    TurnEnded,
+    TurnStarted,
+    WorldEnded,
+    ids_as_runs,
+    spelled,
+    without_addresses,
+)
 from sim.transport import BalancerHandle, ServerHandle, TurnInProgress, Wire, copied, current_turn
 from sim.watchdog import Blocked, watched
 
@@ -91,8 +105,7 @@ class _ObservedClient:
             self._end(session, turn, before, sampling_params, outcome="cancelled")
             raise
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            self._end(session, turn, before, sampling_params, outcome="error", error=text)
+            self._end(session, turn, before, sampling_params, outcome="error", error=spelled(error))
             raise
         return output
 
@@ -108,7 +121,7 @@ class _ObservedClient:
         outcome: Any = "ok",
         error: str | None = None,
     ) -> None:
-        changed = None if before == after else f"{before} became {after}"
+        changed = None if before == after else without_addresses(f"{before} became {after}")
         self._trace.add(
             TurnEnded(
                 self._loop.now_ns,
@@ -137,7 +150,11 @@ class _LogTap(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._heard is not None:
-            self._heard(record.name, record.getMessage())
+            try:
+                text = record.getMessage()
+            except Exception:  # the arguments do not fit: `logging` would complain on the terminal and go on
+                text = str(record.msg)
+            self._heard(record.name, text)
 
     @contextmanager
     def tapped(self, heard: Callable[[str, str], None]) -> Iterator[None]:
@@ -183,12 +200,38 @@ def _client_config(case: Case) -> Config:
     )
 
 
+def _slowest_step_s(case: Case) -> tuple[float, float]:
+    """What a step may take, and what the prefill of a request may add to that.
+
+    In each step the first of the running requests gets on, so a pool that never runs short takes a step a token and
+    one for each chunk of a prompt. In a smaller one every token may come with a prompt computed again.
+    """
+    server = case.server
+    if server.engine is None:
+        return server.token_time_s, server.prefill_s
+    config = server.engine.config(case.budget.context_tokens)
+    chunk_tokens = min(config.max_num_batched_tokens, server.engine.long_prefill_token_threshold or MAX_TOKENS)
+    chunks = -(-case.budget.context_tokens // chunk_tokens)
+    if server.latency is None:
+        token_s, prefill_s = server.token_time_s, server.prefill_s
+    else:
+        budget_tokens = config.max_num_batched_tokens
+        latency = server.make_latency()
+        kv_tokens = config.max_num_seqs * config.max_model_len
+        token_s = latency.stretch(StepTotals(budget_tokens, budget_tokens, 0, kv_tokens)).step_ns / NS_PER_S
+        prefill_s = token_s
+    if server.engine.num_gpu_blocks is not None:
+        return token_s + chunks * (token_s + prefill_s), chunks * (token_s + prefill_s)
+    return token_s, (chunks - 1) * token_s + chunks * prefill_s
+
+
 def liveness_bound_s(case: Case) -> float:
     """Virtual time in which every session must have ended: twice the time that all of the work takes one by one."""
     server = case.server
+    token_s, prefill_s = _slowest_step_s(case)
     aborts = 1 + len(case.faults)
-    calls_s = server.prefill_s + server.admission_s + 2 * case.transport.server_delay_s
-    calls_s += 3 * case.transport.balancer_delay_s + server.token_time_s + 2.0
+    calls_s = prefill_s + server.admission_s + 2 * case.transport.server_delay_s
+    calls_s += 3 * case.transport.balancer_delay_s + token_s + 2.0
     total_s = 0.0
     for index, session in enumerate(case.sessions):
         limit = explicit_limit(case, index)
@@ -198,7 +241,7 @@ def liveness_bound_s(case: Case) -> float:
         for turn in session.turns:
             total_s += turn.tool_time_s
             tokens += turn_tokens if turn.response_tokens is None else min(turn_tokens, turn.response_tokens)
-        total_s += session.arrival_s + tokens * server.token_time_s + len(session.turns) * aborts * calls_s
+        total_s += session.arrival_s + tokens * token_s + len(session.turns) * aborts * calls_s
     for fault in case.faults:
         total_s += getattr(fault, "pause_s", 0.0) + getattr(fault, "delay_s", 0.0) + getattr(fault.at, "time_s", 0.0)
         total_s += calls_s
@@ -221,6 +264,7 @@ class World:
         """Callbacks that ran: what the run cost, the same on any machine."""
         self._loop = self._make_loop()
         self._balancer: BalancerHandle | None = None
+        self._servers: list[FakeRolloutServer] = []
 
     def run(self) -> Trace:
         """Runs to the end: all done, deadlocked, out of time or livelocked; which of them is the trace's last event."""
@@ -234,9 +278,9 @@ class World:
                     self._show_rest()
                     trace.seal(WorldEnded(loop.now_ns, "done"))
                 except Deadlock as deadlock:
-                    trace.seal(WorldEnded(loop.now_ns, "deadlock", tuple(deadlock.waiting)))
+                    trace.seal(WorldEnded(loop.now_ns, "deadlock", (*self._stuck(), *deadlock.waiting)))
                 except Horizon:
-                    trace.seal(WorldEnded(loop.now_ns, "horizon"))
+                    trace.seal(WorldEnded(loop.now_ns, "horizon", self._stuck()))
                 except StepCap as cap:
                     trace.seal(WorldEnded(loop.now_ns, "livelock", (("", str(cap)),)))
                 self.deviations, self.steps = loop.deviations, loop.steps
@@ -249,8 +293,12 @@ class World:
             loop.close()
         return trace
 
+    def _stuck(self) -> tuple[tuple[str, str], ...]:
+        """The replicas whose engines will never do anything again, and why."""
+        return tuple(("", f"replica {each.replica} is stuck: {each.stuck}") for each in self._servers if each.stuck)
+
     def _heard(self, logger: str, text: str) -> None:
-        self.trace.add(Logged(self._loop.now_ns, logger, text))
+        self.trace.add(Logged(self._loop.now_ns, logger, without_addresses(text)))
 
     def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
         del loop
@@ -262,6 +310,7 @@ class World:
         wire = self._make_wire(triggers)
         model = _FakeModel()
         servers = [self._make_server(replica, model, triggers) for replica in range(case.replicas)]
+        self._servers = servers
         handles = [ServerHandle(wire, server) for server in servers]
         names = [f"replica-{replica}" for replica in range(case.replicas)]
         client = self._make_client(dict(zip(names, handles, strict=True)), wire)
@@ -309,11 +358,17 @@ class World:
         return Wire(self.case.transport, self._loop, self.trace, triggers)
 
     def _make_server(self, replica: int, model: Model, triggers: Triggers) -> FakeRolloutServer:
-        settings = self.case.server
-        engine = ConstantRate(to_ns(settings.token_time_s), to_ns(settings.prefill_s))
+        case = self.case
         return self.sut.server_class(
-            replica, settings, self.case.budget, engine, self._loop, self.trace, model, triggers
+            replica, case.server, case.budget, self._make_engine(), self._loop, self.trace, model, triggers
         )
+
+    def _make_engine(self) -> DecodeEngine:
+        settings = self.case.server
+        if settings.engine is None:
+            return ConstantRate(to_ns(settings.token_time_s), to_ns(settings.prefill_s))
+        config = settings.engine.config(self.case.budget.context_tokens)
+        return TimedEngine(Engine(config, keep_finish_steps=False), settings.make_latency())
 
     def _make_client(self, servers: dict[str, Any], wire: Wire) -> Client:
         names = list(servers)
@@ -382,7 +437,7 @@ class World:
         except asyncio.CancelledError:
             outcome = "cancelled"
         except Exception as error:
-            outcome, text = "error", f"{type(error).__name__}: {error}"
+            outcome, text = "error", spelled(error)
         self.trace.add(
             SessionEnded(self._loop.now_ns, index, outcome, trajectory.response_tokens, trajectory.kept_tokens, text)
         )

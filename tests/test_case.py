@@ -1,6 +1,7 @@
 """Case: what can be written down, what is refused, and that the message says where, what and what is allowed."""
 
 import json
+import re
 
 import msgspec
 import pytest
@@ -18,8 +19,11 @@ from sim.case import (
     CaseError,
     ClientView,
     DelayReleases,
+    EngineSettings,
+    FittedLatency,
     Limit,
     RemoveReplica,
+    RooflineLatency,
     Router,
     Schedule,
     ServerSettings,
@@ -144,59 +148,112 @@ FAULT = {"fault": "abort_all", "at": {"on": "time", "time_s": 0}, "replica": 0}
     ("path", "value", "message"),
     [
         # wrong types and ranges
-        (("budget", "prompt_length"), -1, r"Expected `int` >= 1 - at `\$\.budget\.prompt_length`"),
-        (("budget", "response_length"), 0, r"Expected `int` >= 1 - at `\$\.budget\.response_length`"),
-        (("budget", "response_length"), 8.5, r"Expected `int`, got `float` - at `\$\.budget\.response_length`"),
-        (("budget", "response_length"), "8", r"Expected `int`, got `str` - at `\$\.budget\.response_length`"),
-        (("budget", "response_length"), True, r"Expected `int`, got `bool` - at `\$\.budget\.response_length`"),
-        (("budget", "response_length"), None, r"Expected `int`, got `null` - at `\$\.budget\.response_length`"),
-        (("budget", "response_length"), 10**9, r"Expected `int` <= 10000000 - at `\$\.budget\.response_length`"),
-        (("budget", "max_model_len"), 0, r"Expected `int` >= 1 - at `\$\.budget\.max_model_len`"),
-        (("budget", "policy"), "both", r"Invalid enum value 'both' - at `\$\.budget\.policy`"),
-        (("sessions",), [], r"Expected `array` of length >= 1 - at `\$\.sessions`"),
-        (("sessions", 0, "prompt_tokens"), 0, r"Expected `int` >= 1 - at `\$\.sessions\[0\]\.prompt_tokens`"),
-        (("sessions", 0, "turns"), [], r"Expected `array` of length >= 1 - at `\$\.sessions\[0\]\.turns`"),
-        (("sessions", 0, "arrival_s"), -0.5, r"Expected `float` >= 0.0 - at `\$\.sessions\[0\]\.arrival_s`"),
-        (("sessions", 0, "arrival_s"), 1e300, r"Expected `float` <= 10000000.0 - at `\$\.sessions\[0\]\.arrival_s`"),
-        (("replicas",), 0, r"Expected `int` >= 1 - at `\$\.replicas`"),
-        (("replicas",), 100_000, r"Expected `int` <= 1024 - at `\$\.replicas`"),
-        (("seed",), -1, r"Expected `int` >= 0 - at `\$\.seed`"),
-        (("server", "dialect"), "tgi", r"Invalid enum value 'tgi' - at `\$\.server\.dialect`"),
-        (("format",), 2, r"Invalid enum value 2 - at `\$\.format`"),
-        (("faults",), [{**FAULT, "fault": "meteor"}], r"Invalid value 'meteor' - at `\$\.faults\[0\]\.fault`"),
-        (("faults",), [{**FAULT, "at": {"on": "moon"}}], r"Invalid value 'moon' - at `\$\.faults\[0\]\.at\.on`"),
+        (("budget", "prompt_length"), -1, "Expected `int` >= 1 - at `$.budget.prompt_length` (it is -1)"),
+        (("budget", "response_length"), 0, "Expected `int` >= 1 - at `$.budget.response_length` (it is 0)"),
+        (("budget", "response_length"), 8.5, "Expected `int`, got `float` - at `$.budget.response_length` (it is 8.5)"),
+        (("budget", "response_length"), "8", "Expected `int`, got `str` - at `$.budget.response_length` (it is '8')"),
+        (
+            ("budget", "response_length"),
+            True,
+            "Expected `int`, got `bool` - at `$.budget.response_length` (it is True)",
+        ),
+        (
+            ("budget", "response_length"),
+            None,
+            "Expected `int`, got `null` - at `$.budget.response_length` (it is None)",
+        ),
+        (
+            ("budget", "response_length"),
+            10**9,
+            "Expected `int` <= 10000000 - at `$.budget.response_length` (it is 10000",
+        ),
+        (("budget", "max_model_len"), 0, "Expected `int` >= 1 - at `$.budget.max_model_len` (it is 0)"),
+        (
+            ("budget", "policy"),
+            "both",
+            "Invalid enum value 'both' - at `$.budget.policy` (allowed are 'trajectory', 'turn'",
+        ),
+        (("sessions",), [], "Expected `array` of length >= 1 - at `$.sessions` (it is list)"),
+        (("sessions",), 3, "Expected `array`, got `int` - at `$.sessions` (it is 3)"),
+        (("sessions", 0, "prompt_tokens"), 0, "Expected `int` >= 1 - at `$.sessions[0].prompt_tokens` (it is 0)"),
+        (("sessions", 0, "turns"), [], "Expected `array` of length >= 1 - at `$.sessions[0].turns` (it is list)"),
+        (("sessions", 0, "arrival_s"), -0.5, "Expected `float` >= 0.0 - at `$.sessions[0].arrival_s` (it is -0.5)"),
+        (
+            ("sessions", 0, "arrival_s"),
+            1e300,
+            "Expected `float` <= 10000000.0 - at `$.sessions[0].arrival_s` (it is 1e+3",
+        ),
+        (("replicas",), 0, "Expected `int` >= 1 - at `$.replicas` (it is 0)"),
+        (("replicas",), 100_000, "Expected `int` <= 1024 - at `$.replicas` (it is 100000)"),
+        (("seed",), -1, "Expected `int` >= 0 - at `$.seed` (it is -1)"),
+        (("seed",), "x" * 99, f"Expected `int`, got `str` - at `$.seed` (it is '{'x' * 59}…)"),
+        (
+            ("server", "dialect"),
+            "tgi",
+            "Invalid enum value 'tgi' - at `$.server.dialect` (allowed are 'sglang', 'trtllm',",
+        ),
+        (("format",), 2, "Invalid enum value 2 - at `$.format` (allowed are 1)"),
+        (
+            ("faults",),
+            [{**FAULT, "fault": "meteor"}],
+            "Invalid value 'meteor' - at `$.faults[0].fault` (allowed are 'weig",
+        ),
+        (
+            ("faults",),
+            [{**FAULT, "at": {"on": "moon"}}],
+            "Invalid value 'moon' - at `$.faults[0].at.on` (allowed are 'time",
+        ),
+        (("schedule",), {"deviations": [[0, -1]]}, "Expected `int` >= 0 - at `$.schedule.deviations[0][1]` (it is -1)"),
         # unknown fields
-        (("colour",), 1, r"unknown field `colour`"),
-        (("budget", "max_tokens"), 1, r"unknown field `max_tokens` - at `\$\.budget`"),
-        (("sessions", 0, "prompt"), 1, r"unknown field `prompt` - at `\$\.sessions\[0\]`"),
-        (("server", "speed"), 1, r"unknown field `speed` - at `\$\.server`"),
+        (("colour",), 1, "unknown field `colour` (allowed are budget, sessions, faults, "),
+        (("budget", "max_tokens"), 1, "unknown field `max_tokens` - at `$.budget` (allowed are prompt_length, "),
+        (("sessions", 0, "prompt"), 1, "unknown field `prompt` - at `$.sessions[0]` (allowed are prompt_tokens, turns"),
+        (("server", "speed"), 1, "unknown field `speed` - at `$.server` (allowed are dialect, submission_gate, "),
+        (
+            ("faults",),
+            [{**FAULT, "who": 1}],
+            "unknown field `who` - at `$.faults[0]` (allowed are at, replica, pause_s, reset_prefix_cache)",
+        ),
         # what does not fit together
-        (("budget", "max_model_len"), 40_000, r"budget\.max_model_len is 40000: it may not exceed .* \(32768\)"),
-        (("sessions", 0, "prompt_tokens"), 33, r"sessions\[0\]\.prompt_tokens is 33: longer than the context \(32 "),
-        (("faults",), [{**FAULT, "replica": 1}], r"faults\[0\]\.replica is 1: there is no such replica, .* 0 to 0"),
+        (
+            ("budget", "max_model_len"),
+            40_000,
+            "budget.max_model_len is 40000: it may not exceed budget.max_position_embeddings (32768)",
+        ),
+        (("sessions", 0, "prompt_tokens"), 33, "sessions[0].prompt_tokens is 33: longer than the context (32 "),
+        (
+            ("faults",),
+            [{**FAULT, "replica": 1}],
+            "faults[0].replica is 1: there is no such replica, allowed are 0 to 0",
+        ),
         (
             ("faults",),
             [FAULT, {"fault": "cancel_client", "at": FAULT["at"], "session": 3}],
-            r"faults\[1\]\.session is 3: there is no such session, .* 0 to 0",
+            "faults[1].session is 3: there is no such session, allowed are 0 to 0",
         ),
         (
             ("faults",),
             [{**FAULT, "at": {"on": "tokens", "session": 9, "tokens": 1}}],
-            r"faults\[0\]\.at\.session is 9: there is no such session, .* 0 to 0",
+            "faults[0].at.session is 9: there is no such session, allowed are 0 to 0",
         ),
         (
             ("faults",),
             [{"fault": "weight_update", "at": FAULT["at"], "leaving": [0]}],
-            r"faults\[0\]\.leaving names all 1 replicas: at least one must stay",
+            "faults[0].leaving names all 1 replicas: at least one must stay",
         ),
-        (("sessions", 0, "shares_params_with"), 0, r"sessions\[0\]\.shares_params_with is 0: .* earlier session"),
-        (("schedule",), {"deviations": [[0, 1]]}, r"schedule\.deviations need schedule\.policy explicit, not fifo"),
+        (
+            ("sessions", 0, "shares_params_with"),
+            0,
+            "sessions[0].shares_params_with is 0: it must name an earlier session",
+        ),
+        (("schedule",), {"deviations": [[0, 1]]}, "schedule.deviations need schedule.policy explicit, not fifo"),
     ],
 )
 def test_bad_input_is_named(path, value, message):
-    with pytest.raises(CaseError, match=message) as caught:
-        loads(edited(path, value), "worlds/bad.json")
-    assert str(caught.value).startswith("worlds/bad.json: ")
+    for read in (loads, lambda text, source: from_builtins(json.loads(text), source)):
+        with pytest.raises(CaseError, match=re.escape(message)) as caught:
+            read(edited(path, value), "worlds/bad.json")
+        assert str(caught.value).startswith("worlds/bad.json: ")
 
 
 @pytest.mark.parametrize(
@@ -212,6 +269,8 @@ def test_bad_input_is_named(path, value, message):
         (dumps(SMALL) + "x", "trailing"),
         (dumps(SMALL).replace("32", "NaN"), "malformed"),
         (dumps(SMALL).replace("32", "1e999"), "out of range"),
+        (dumps(SMALL).replace("32", "-3") + "}", "Expected `int` >= 1"),
+        ("[" * 100_000, "Expected `object`, got `array`"),
     ],
 )
 def test_what_is_no_json_is_a_case_error_too(text, message):
@@ -237,3 +296,58 @@ def test_borrowed_params_have_one_owner():
         Case(BUDGET, (ONE, lender, Session(2, shares_params_with=1)))
     with pytest.raises(CaseError, match=r"sessions\[1\] has both limit and shares_params_with"):
         Case(BUDGET, (ONE, Session(2, limit=Limit("max_tokens", 1), shares_params_with=0)))
+
+
+# The engine
+
+
+def engine_case(latency=None, max_model_len=10_241, **engine):
+    server = ServerSettings(engine=EngineSettings(**engine), latency=latency)
+    return Case(Budget(2048, 8192, max_model_len), (Session(8),), server=server)
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (
+            {"num_gpu_blocks": 81, "block_size": 128},
+            "server.engine.num_gpu_blocks is 81: a request of max_model_len (10241 tokens) needs 82 blocks of 128",
+        ),
+        (
+            {"enable_chunked_prefill": False},
+            "server.engine.max_num_batched_tokens is 8192: with enable_chunked_prefill false it must be at least "
+            "max_model_len (10241)",
+        ),
+        (
+            {"max_num_seqs": 1024, "max_num_batched_tokens": 512},
+            "server.engine.max_num_seqs is 1024: more than max_num_batched_tokens (512)",
+        ),
+        (
+            {"long_prefill_token_threshold": 20_000},
+            "server.engine.long_prefill_token_threshold is 20000: more than max_model_len (10241)",
+        ),
+    ],
+)
+def test_engine_settings_that_vllm_would_not_start_with(engine, message):
+    with pytest.raises(CaseError, match=re.escape(message)):
+        engine_case(**engine)
+
+
+def test_engine_settings_that_it_starts_with():
+    assert engine_case(num_gpu_blocks=82, block_size=128)
+    assert engine_case(enable_chunked_prefill=False, max_num_batched_tokens=10_241)
+    assert engine_case(max_num_batched_tokens=512).server.engine.config(10_241).max_num_seqs == 512
+    assert engine_case(max_model_len=32_768).server.engine.config(10**7).num_gpu_blocks == 625_001
+
+
+def test_latency_is_part_of_the_case():
+    usual = dumps(Case(Budget(2048, 8192), (Session(8),), server=ServerSettings("sglang")))
+    assert "latency" not in usual
+    assert "engine" not in usual
+    for latency in (RooflineLatency("H100-SXM", "Qwen2.5-7B", 2, 0.002), FittedLatency(0.005, 2e-5, 3e-8)):
+        assert loads(dumps(engine_case(latency))).server.latency == latency
+
+
+def test_unknown_hardware_is_named_with_what_is_known():
+    with pytest.raises(CaseError, match=r"server\.latency: hardware='A10' is unknown; known are A100-SXM-80GB"):
+        engine_case(RooflineLatency("A10", "Qwen2.5-7B"))

@@ -7,6 +7,7 @@ import random
 import time
 import uuid
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,8 +26,11 @@ from sim.case import (
     ClearSticky,
     ClientView,
     DelayReleases,
+    EngineSettings,
+    FittedLatency,
     Limit,
     RemoveReplica,
+    RooflineLatency,
     Router,
     Schedule,
     ServerSettings,
@@ -38,11 +42,14 @@ from sim.case import (
     loads,
 )
 from sim.clock import to_ns
+from sim.engine import Engine, EngineConfig
+from sim.engine.latency import Constant
+from sim.engine.timed import TimedEngine
 from sim.invariants import INVARIANTS, judge
 from sim.sut.interface import Sut, SutError
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Logged, Message, Sent, SessionEnded, TurnEnded, WorldEnded
+from sim.trace import Logged, Message, Prefilled, Sent, SessionEnded, TurnEnded, WorldEnded
 from sim.world import REST, World, liveness_bound_s, run_world
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=64)
@@ -369,6 +376,135 @@ def test_a_factory_may_bring_its_own_balancer():
     assert {violation.invariant for violation in judge(Case(BUDGET, (ONE, ONE), replicas=2), trace)} == {"R1"}
 
 
+# Systems under test may do what they like; the harness stands
+
+
+class Uncounted:
+    """A balancer of one replica that shows nothing."""
+
+    def __init__(self, servers):
+        self.servers = servers
+
+    def acquire_server(self, request_id):
+        return "replica-0", self.servers["replica-0"]
+
+    def release_server(self, server_id, request_id):
+        pass
+
+
+class AnsweringOddly(Uncounted):
+    def acquire_server(self, request_id):
+        return 7
+
+
+class FailingToShow(Uncounted):
+    def get_status(self):
+        raise KeyError("servers")
+
+
+class ShowingAList(Uncounted):
+    def get_status(self):
+        return [1]
+
+
+class ShowingMore(Uncounted):
+    def get_status(self):
+        return {"servers": {"replica-0": {"in flight": 1, "waiting": 0}}, "total_inflight": "some"}
+
+
+@pytest.mark.parametrize("cls", [AnsweringOddly, FailingToShow, ShowingAList, ShowingMore])
+def test_a_balancer_may_show_what_it_likes(cls):
+    case = Case(BUDGET, (ONE,))
+    odd = Sut("odd", "odd", lambda context: PinnedClient(context.config, context.make_balancer(cls)))
+    trace = run_world(case, odd)
+    assert trace.is_done
+    assert not events(trace, Logged)
+    # A client that cannot use the answer fails, and that is what is said.
+    assert {violation.invariant for violation in judge(case, trace)} <= {"A9"}
+    assert trace.digest() == run_world(case, odd).digest()
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [3.0, "3", float("nan"), object(), np.int64(3), True, -1, None],
+    ids=["float", "text", "nan", "object", "numpy", "true", "negative", "none"],
+)
+def test_a_client_may_send_what_limit_it_likes(limit):
+    class Odd(PinnedClient):
+        async def attempt(self, request_id, prompt_ids, sampling_params, **kwargs):
+            return await super().attempt(request_id, prompt_ids, {"max_tokens": limit}, **kwargs)
+
+    trace = run_world(Case(BUDGET, (ONE,)), sut(Odd))
+    taken = isinstance(limit, int | np.int64)
+    assert events(trace, SessionEnded)[0].outcome == ("ok" if taken else "error")
+    assert len(trace.ledger.attempts[0].ended) == 1
+    assert trace.digest() == run_world(Case(BUDGET, (ONE,)), sut(Odd)).digest()
+
+
+@pytest.mark.parametrize(
+    "prompt_ids",
+    [[], [5, 6], [-5], ["x"], [9 << 24], [1.5], np.arange(1 << 24, (1 << 24) + 4)],
+    ids=["empty", "nobody's", "negative", "text", "another's", "float", "numpy"],
+)
+def test_a_client_may_send_what_prompt_it_likes(prompt_ids):
+    class Odd(PinnedClient):
+        async def attempt(self, request_id, _, sampling_params, **kwargs):
+            return await super().attempt(request_id, prompt_ids, sampling_params, **kwargs)
+
+    trace = run_world(Case(BUDGET, (ONE,)), sut(Odd))
+    assert trace.is_done
+    assert not events(trace, Logged)
+    assert len(trace.ledger.attempts[0].ended) == 1
+    assert trace.digest() == run_world(Case(BUDGET, (ONE,)), sut(Odd)).digest()
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "outcome"),
+    [([5, 6], "ok"), (np.arange(7), "ok"), (["a", "b"], "error"), ([None], "error"), (3, "error"), (None, "error")],
+    ids=["foreign", "numpy", "texts", "none", "number", "nothing"],
+)
+@pytest.mark.parametrize("stop_reason", ["length", object()], ids=["text", "object"])
+def test_a_client_may_return_what_it_likes(token_ids, outcome, stop_reason):
+    class Odd(PinnedClient):
+        async def generate(self, request_id, **kwargs):
+            output = await super().generate(request_id, **kwargs)
+            output.token_ids, output.stop_reason = token_ids, stop_reason
+            return output
+
+    case = Case(BUDGET, (ONE,))
+    trace = run_world(case, sut(Odd))
+    assert [event.outcome for event in events(trace, TurnEnded)] == [outcome]
+    assert trace.is_done
+    assert ("A2" in {violation.invariant for violation in judge(case, trace)}) == (outcome == "ok")
+    assert trace.digest() == run_world(case, sut(Odd)).digest()
+
+
+def test_addresses_are_no_part_of_a_trace():
+    """An object's default repr holds one, which is another in every process."""
+
+    class Odd(PinnedClient):
+        async def generate(self, request_id, *, sampling_params, **kwargs):
+            logging.getLogger("client").warning("%s", object())
+            sampling_params["object"] = object()
+            raise ValueError(object())
+
+    trace = run_world(Case(BUDGET, (ONE,)), sut(Odd))
+    assert events(trace, Logged)[0].text == "<object object at …>"
+    assert events(trace, TurnEnded)[0].error == "ValueError: <object object at …>"
+    assert "'object': <object object at …>" in events(trace, TurnEnded)[0].params_changed
+    assert events(trace, SessionEnded)[0].error == "ValueError: <object object at …>"
+
+
+def test_a_warning_whose_arguments_do_not_fit_is_heard_as_it_is(capfd):
+    class Odd(PinnedClient):
+        async def generate(self, request_id, **kwargs):
+            logging.getLogger("client").warning("%d", "three")
+            return await super().generate(request_id, **kwargs)
+
+    assert events(run_world(Case(BUDGET, (ONE,)), sut(Odd)), Logged)[0].text == "%d"
+    assert capfd.readouterr() == ("", "")
+
+
 # What a world leaves as it was
 
 
@@ -398,6 +534,46 @@ def test_warnings_of_the_system_under_test_are_on_the_trace_and_not_on_the_termi
     trace = run_world(Case(BUDGET, (ONE,)), sut(Warning))
     assert events(trace, Logged) == [Logged(0, "client", "at 3")]
     assert capfd.readouterr() == ("", "")
+
+
+# Engines
+
+
+class SmallPoolWorld(World):
+    """Its engines have a pool that vLLM would not start with, so that a long prompt never fits."""
+
+    def _make_engine(self):
+        config = EngineConfig(
+            num_gpu_blocks=3, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64
+        )
+        return TimedEngine(Engine(config), Constant(to_ns(0.01)))
+
+
+@pytest.mark.parametrize("faults", [(), (AbortAll(AtTime(1.0), 0),)])
+def test_a_request_that_never_fits_ends_the_world_with_the_engines_reason(faults):
+    """An abort ends it, after 60 s of waiting for its first token, and the client sends it again."""
+    case = Case(BUDGET, (Session(4, (Turn(2),)), Session(12)), faults)
+    world = SmallPoolWorld(case, load_sut(CLEAN))
+    (violation,) = [each for each in judge(case, world.run()) if each.invariant == "V1"]
+    assert violation.message.startswith(f"deadlock at {62 if faults else 0.03:g}")
+    assert (
+        f"replica 0 is stuck: request '{2 if faults else 1}' at the head of the queue needs 3 blocks and the pool"
+        in (violation.message)
+    )
+    assert world.steps < 100_000
+
+
+@pytest.mark.parametrize("latency", [RooflineLatency("H100-SXM", "Qwen2.5-7B"), FittedLatency(0.01, 1e-5, 1e-8)])
+@pytest.mark.parametrize("engine", [EngineSettings(), EngineSettings(6, 16, 4, 64)])
+def test_worlds_end_whatever_a_step_takes_and_however_small_the_pool(latency, engine):
+    server = ServerSettings(engine=engine, latency=latency)
+    sessions = tuple(Session(4, arrival_s=0.01 * index) for index in range(12))
+    case = Case(Budget(16, 48, 64), sessions, (WeightUpdate(AfterTokens(3, 20)),), server=server)
+    trace = run_world(case, load_sut(CLEAN))
+    assert trace.is_done
+    assert judge(case, trace) == []
+    prefilled = [event for event in trace.events if isinstance(event, Prefilled)]
+    assert any(event.recomputed_tokens for event in prefilled) == (engine.num_gpu_blocks is not None)
 
 
 # Odd worlds: anything that a Case can say, small, with edges of times, lengths and triggers more often than not
@@ -497,5 +673,5 @@ def test_known_good_is_good_in_a_large_world():
 
 
 def test_every_invariant_has_a_number_a_kind_and_a_sentence():
-    assert len(INVARIANTS) == 18
+    assert len(INVARIANTS) == 19
     assert all(invariant.statement.endswith(".") for invariant in INVARIANTS.values())

@@ -6,6 +6,10 @@
     engine.step().scheduled     # {"a": 10}
 
 Read `scheduler` first: a step is there. `kv_cache` has the blocks, `decodes` the reason why it is fast.
+
+Left out, as they need a model or another worker: speculative decoding, images, LoRA, structured output, streaming
+input, KV connectors, sliding windows and Mamba layers (more than one kind of KV block), pipeline and data parallelism;
+and the settings max_num_active_seqs and long_prefill_token_threshold_adaptive, which are off by default.
 """
 
 from sim.engine.config import VERSION_RULES, EngineConfig, VersionRules

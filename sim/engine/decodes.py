@@ -5,17 +5,20 @@ step. Time is counted in *ticks*, the steps in which the steady requests moved, 
 when it joins:
 
 - its counts are what they were then, plus the ticks since;
-- the ticks in which it needs a new block share one remainder modulo block_size, its *phase*; it fills a block in the
-  tick before each of them;
+- the ticks in which it needs a new block share one remainder modulo block_size, its *phase*;
 - the tick in which it will finish.
 
 So a step asks only for the few requests of one phase and for those that finish, and many steps at once ask no more.
 """
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from operator import attrgetter
 
 from sim.engine.request import NOT_STEADY, Request
+
+NOBODY, EVERYBODY = 0, 2**63
+"""For served_to; running_order counts from 1."""
 
 
 class Decodes:
@@ -26,15 +29,15 @@ class Decodes:
         self.tick = 0
         self.num_blocks = 0
         """Blocks that they hold together, each counting those it shares."""
-        self._num_requests = 0
+        self.served_to = NOBODY
+        """Within a step: the running_order up to which all have been scheduled."""
+        self.num_requests = 0
         self._by_phase: list[dict[Request, None]] = [{} for _ in range(block_size)]
-        self._finishes: list[tuple[int, int, Request]] = []
-        """Heap of (tick, running_order, request); entries of requests that left are skipped when met."""
+        self._by_finish_tick: dict[int, dict[Request, None]] = {}
+        self._finish_ticks: list[int] = []
+        """Heap of the keys of _by_finish_tick. Where all have left, the key stays until it is met."""
         self._sum_of_origins_tokens = 0
         """Sum over all of num_computed_tokens minus the tick of joining."""
-
-    def __len__(self) -> int:
-        return self._num_requests
 
     def __iter__(self) -> Iterator[Request]:
         for requests in self._by_phase:
@@ -43,64 +46,105 @@ class Decodes:
     @property
     def num_kv_tokens(self) -> int:
         """Tokens in the KV of all of them together."""
-        return self._sum_of_origins_tokens + self._num_requests * self.tick
+        return self._sum_of_origins_tokens + self.num_requests * self.tick
 
-    def join(self, request: Request) -> None:
-        assert request.steady_since == NOT_STEADY, "joined twice"
-        assert request.num_computed_tokens == request.num_tokens - 1, "a steady request lacks exactly its last token"
-        assert request.num_output_tokens < request.final_output_tokens, "a finished request joined"
-        request.steady_since = self.tick
-        self._num_requests += 1
-        self.num_blocks -= -request.num_computed_tokens // self.block_size
-        self._sum_of_origins_tokens += request.num_computed_tokens - self.tick
-        self._by_phase[self.phase(request)][request] = None
-        if len(self._finishes) > 2 * self._num_requests + 64:
-            self._drop_stale_finishes()
-        heapq.heappush(self._finishes, (self._finish_tick(request), request.running_order, request))
+    def join(self, requests: Iterable[Request]) -> None:
+        tick, block_size, by_phase, by_finish_tick = self.tick, self.block_size, self._by_phase, self._by_finish_tick
+        for request in requests:
+            num_computed_tokens, num_output_tokens = request.num_computed_tokens, request.num_output_tokens
+            assert request.steady_since == NOT_STEADY, "joined twice"
+            assert num_computed_tokens == request.num_prompt_tokens + num_output_tokens - 1, (
+                "a steady request lacks exactly its last token"
+            )
+            request.steady_since = tick
+            self.num_requests += 1
+            self.num_blocks -= -num_computed_tokens // block_size
+            self._sum_of_origins_tokens += num_computed_tokens - tick
+            by_phase[(tick - num_computed_tokens) % block_size][request] = None
+            finish_tick = tick + request.final_output_tokens - num_output_tokens
+            finishing = by_finish_tick.get(finish_tick)
+            if finishing is None:
+                assert finish_tick > tick, "a finished request joined"
+                by_finish_tick[finish_tick] = {request: None}
+                heapq.heappush(self._finish_ticks, finish_tick)
+            else:
+                finishing[request] = None
+        if len(self._finish_ticks) > 2 * self.num_requests + 64:
+            self._drop_empty_finish_ticks()
 
     def leave(self, request: Request) -> None:
         """Bring the request's counts up to date and let it go."""
-        assert request.steady_since != NOT_STEADY, "left without having joined"
-        del self._by_phase[self.phase(request)][request]
-        self._num_requests -= 1
-        self._sum_of_origins_tokens -= request.num_computed_tokens - request.steady_since
-        progress = self.progress(request)
-        request.num_computed_tokens += progress
+        since = request.steady_since
+        assert since != NOT_STEADY, "left without having joined"
+        num_computed_tokens, progress = request.num_computed_tokens, self.tick - since
+        del self._by_phase[(since - num_computed_tokens) % self.block_size][request]
+        del self._by_finish_tick[since + request.final_output_tokens - request.num_output_tokens][request]
+        self.num_requests -= 1
+        self._sum_of_origins_tokens -= num_computed_tokens - since
+        request.num_computed_tokens = num_computed_tokens = num_computed_tokens + progress
         request.num_output_tokens += progress
         request.steady_since = NOT_STEADY
-        self.num_blocks += -request.num_computed_tokens // self.block_size
+        self.num_blocks += -num_computed_tokens // self.block_size
 
     def progress(self, request: Request) -> int:
         """Tokens decoded since the request's counts were last brought up to date."""
         return 0 if request.steady_since == NOT_STEADY else self.tick - request.steady_since
 
-    def phase(self, request: Request) -> int:
-        return (request.steady_since - request.num_computed_tokens) % self.block_size
+    def num_scheduled_tokens(self, request: Request) -> int:
+        """Tokens computed, with that of the step which is being scheduled."""
+        num_tokens = request.num_computed_tokens
+        if request.steady_since != NOT_STEADY:
+            num_tokens += self.tick - request.steady_since + (request.running_order <= self.served_to)
+        return num_tokens
 
     def needing_block(self) -> Collection[Request]:
         """Those that need one more block in this tick."""
         return self._by_phase[self.tick % self.block_size]
 
-    def filling_block(self) -> Collection[Request]:
-        """Those whose last block is full with this tick's token."""
-        return self._by_phase[(self.tick + 1) % self.block_size]
+    def ticks_within(self, free_blocks: int, max_ticks: int) -> tuple[int, int]:
+        """How many ticks, at most max_ticks, these free blocks are enough for, and how many of them that takes."""
+        block_size, num_ticks, num_blocks = self.block_size, 0, 0
+        if free_blocks >= self.num_requests and max_ticks >= block_size:
+            # In block_size ticks each request takes one block, wherever they begin.
+            rounds = min(free_blocks // self.num_requests, max_ticks // block_size)
+            num_ticks, num_blocks = rounds * block_size, rounds * self.num_requests
+        phase = self.tick % block_size
+        for needing in self._by_phase[phase:] + self._by_phase[:phase]:
+            num_blocks += len(needing)
+            if num_blocks > free_blocks or num_ticks == max_ticks:
+                return num_ticks, num_blocks - len(needing)
+            num_ticks += 1
+        return num_ticks, num_blocks
 
-    def finish_tick(self) -> list[Request]:
-        """End the tick; returns those that it finished, which have left, in running order."""
-        self.num_blocks += len(self.needing_block())
-        self.tick += 1
+    def ticks_to_finish(self) -> int:
+        """Ticks until, and with, the one that finishes somebody. There must be somebody."""
+        while not self._by_finish_tick[self._finish_ticks[0]]:
+            del self._by_finish_tick[heapq.heappop(self._finish_ticks)]
+        return self._finish_ticks[0] - self.tick
+
+    def advance(self, num_ticks: int, num_blocks: int) -> None:
+        """Let ticks pass, in which they take these blocks. To be followed by `finish`."""
+        self.tick += num_ticks
+        self.num_blocks += num_blocks
+        self.served_to = NOBODY
+
+    def finish(self) -> list[Request]:
+        """Those that the last tick finished, in running order; they have left."""
         finished: list[Request] = []
-        while self._finishes and self._finishes[0][0] < self.tick:
-            tick, _, request = heapq.heappop(self._finishes)
-            if request.steady_since != NOT_STEADY and self._finish_tick(request) == tick:
+        while self._finish_ticks and self._finish_ticks[0] <= self.tick:
+            finish_tick = heapq.heappop(self._finish_ticks)
+            requests = list(self._by_finish_tick[finish_tick])
+            assert finish_tick == self.tick or not requests, "a finish was missed"
+            for request in requests:
                 self.leave(request)
                 assert request.num_output_tokens == request.final_output_tokens, "finished at the wrong length"
-                finished.append(request)
+            del self._by_finish_tick[finish_tick]
+            finished += requests
+        if len(finished) > 1:
+            finished.sort(key=attrgetter("running_order"))
         return finished
 
-    def _finish_tick(self, request: Request) -> int:
-        return request.steady_since + request.final_output_tokens - request.num_output_tokens - 1
-
-    def _drop_stale_finishes(self) -> None:
-        self._finishes = [(self._finish_tick(request), request.running_order, request) for request in self]
-        heapq.heapify(self._finishes)
+    def _drop_empty_finish_ticks(self) -> None:
+        self._by_finish_tick = {tick: requests for tick, requests in self._by_finish_tick.items() if requests}
+        self._finish_ticks = list(self._by_finish_tick)
+        heapq.heapify(self._finish_ticks)

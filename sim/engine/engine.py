@@ -11,13 +11,16 @@ from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 from sim.engine.config import EngineConfig
-from sim.engine.request import EngineRequest, Request, RequestStatus
+from sim.engine.leap import Leap, decode_steps, take_steps, uneventful_steps
+from sim.engine.request import NOT_STEADY, EngineRequest, Request, RequestStatus
 from sim.engine.scheduler import PauseState, Scheduler, SchedulerOutput
 from sim.engine.stuck import StuckWatch
 
 PauseMode = Literal["abort", "wait", "keep"]
 
 MAX_STEPS_OF_A_RUN = 10**12
+STEPS_AT_ONCE = 10**6
+"""Of a run, so that it need not remember all that happened in it."""
 
 
 class StepTotals(NamedTuple):
@@ -33,6 +36,11 @@ class StepTotals(NamedTuple):
 
 def _totals(output: SchedulerOutput) -> StepTotals:
     return StepTotals(output.num_scheduled_tokens, output.num_prefill_tokens, output.num_decodes, output.num_kv_tokens)
+
+
+def _refused(request: EngineRequest, field: str, allowed: str) -> ValueError:
+    value = getattr(request, field)
+    return ValueError(f"request {request.request_id!r}: {field}={value!r} is not possible: it must be {allowed}")
 
 
 class TokenRun(NamedTuple):
@@ -137,17 +145,20 @@ class Engine:
     def __init__(self, config: EngineConfig, *, keep_finish_steps: bool = True) -> None:
         self.config = config
         self.steps_done = 0
-        self.preemptions = 0
         self.scheduled_tokens = 0
         self.stuck: str | None = None
         """Why no step would do anything unless something happens from outside; None while that is not so."""
         self.stale_cached_tokens: dict[str, int] = {}
-        """Tokens each request took from blocks that older weights had computed; empty in a sound deployment."""
+        """Tokens that each request took from blocks which older weights had computed. Empty in a sound deployment;
+        who reads it may clear it."""
 
         self._scheduler = Scheduler(config)
-        self._last_output = SchedulerOutput(config.max_num_batched_tokens)
+        self._last: SchedulerOutput | StepTotals = StepTotals(0, 0, 0, 0)
+        """The last step."""
         self._in_flight: deque[SchedulerOutput] = deque()
         """Outputs not yet processed: at most one between steps, and none without async scheduling."""
+        self._under_way: SchedulerOutput | None = None
+        """The step between `begin_step` and `end_step`."""
         self._finish_step: dict[str, int] | None = {} if keep_finish_steps else None
         self._stuck_watch = StuckWatch(self._scheduler)
         self._all_delivered = True
@@ -164,7 +175,7 @@ class Engine:
         final_output_tokens, finish_reason = self._foresee_finish(request)
         if request.request_id in self._scheduler.requests:
             raise ValueError(f"request_id={request.request_id!r} is live: ids must be unique among unfinished requests")
-        self._scheduler.add_request(Request(request, final_output_tokens, finish_reason))
+        self._scheduler.add_request(Request.from_engine_request(request, final_output_tokens, finish_reason))
         self._touched()
 
     def abort(self, request_id: str) -> bool:
@@ -181,12 +192,6 @@ class Engine:
         """The number of output tokens with which a request ends by itself, and why: each token is checked for a stop
         first and for a length after that (``v1/core/sched/utils.py``)."""
 
-        def refused(field: str, allowed: str) -> ValueError:
-            value = getattr(request, field)
-            return ValueError(
-                f"request {request.request_id!r}: {field}={value!r} is not possible: it must be {allowed}"
-            )
-
         num_prompt_tokens = len(request.prompt_token_ids)
         if not 0 < num_prompt_tokens < self.config.max_model_len:
             raise ValueError(
@@ -194,18 +199,20 @@ class Engine:
                 f" to {self.config.max_model_len - 1}, so that one more fits into max_model_len"
             )
         if request.max_tokens < 1:
-            raise refused("max_tokens", "at least 1")
+            raise _refused(request, "max_tokens", "at least 1")
         if request.stop_at is not None and request.stop_at < 0:
-            raise refused("stop_at", "None or a position from 0")
+            raise _refused(request, "stop_at", "None or a position from 0")
         if not 0 <= request.min_tokens <= request.max_tokens:
-            raise refused("min_tokens", f"0 to max_tokens, which is {request.max_tokens}")
+            raise _refused(request, "min_tokens", f"0 to max_tokens, which is {request.max_tokens}")
 
         room_tokens = self.config.max_model_len - num_prompt_tokens
         length_tokens = min(request.max_tokens, room_tokens)
         stop_tokens = None if request.stop_at is None else request.stop_at + 1
-        if self.config.version_rules.min_tokens_hold_back_length:
+        if self._scheduler.version_rules.min_tokens_hold_back_length:
             if request.min_tokens > room_tokens:
-                raise refused("min_tokens", f"at most {room_tokens}, or vLLM {self.config.vllm_version} never ends it")
+                raise _refused(
+                    request, "min_tokens", f"at most {room_tokens}, or vLLM {self.config.vllm_version} never ends it"
+                )
             length_tokens = max(length_tokens, request.min_tokens)
             if stop_tokens is not None and stop_tokens < request.min_tokens:
                 stop_tokens = None
@@ -227,7 +234,7 @@ class Engine:
     @property
     def weight_version(self) -> int:
         """Version of the weights that compute from now on. It changes no schedule; KV remembers its version."""
-        return self._scheduler.kv_cache_manager.weight_version
+        return self._scheduler.kv_cache_manager.prefix_cache.weight_version
 
     @weight_version.setter
     def weight_version(self, weight_version: int) -> None:
@@ -266,9 +273,14 @@ class Engine:
         )
 
     @property
+    def preemptions(self) -> int:
+        """Since the start, those by a cache reset included."""
+        return self._scheduler.num_preemptions
+
+    @property
     def step_totals(self) -> StepTotals:
-        """Of the last step."""
-        return _totals(self._last_output)
+        """Of the last step; while one is under way, of that one."""
+        return self._last if isinstance(self._last, StepTotals) else _totals(self._last)
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
@@ -283,6 +295,19 @@ class Engine:
         self._all_delivered = False
         return step
 
+    def uneventful_steps(self, limit: int) -> int:
+        """How many of the next steps, at most limit, do nothing but decode: in each of them every running request gets
+        one token, and nobody is admitted, preempted or finished. 0: the next step is to be taken by itself."""
+        return uneventful_steps(self._scheduler, limit)
+
+    def leap(self, num_steps: int) -> None:
+        """Take that many steps at once, of those that `uneventful_steps` told of."""
+        num_uneventful = self.uneventful_steps(num_steps)
+        if num_uneventful != num_steps:
+            raise ValueError(f"num_steps={num_steps!r} is not possible: it must be at most {num_uneventful}")
+        self._add(take_steps(self._scheduler, num_steps, stop_after_finish=True))
+        self._all_delivered = False
+
     def advance(self, until_step: int, *, stop_after_finish: bool = False) -> list[TokenRun]:
         """Take steps until steps_done is until_step; fewer if there is nothing more to do or the engine is stuck.
 
@@ -295,20 +320,8 @@ class Engine:
             the others that got tokens.
         """
         self._settle_deliveries()
-        finished_runs: list[TokenRun] = []
-        preempted: dict[str, None] = {}
-        for _ in range(until_step - self.steps_done):
-            if self.stuck is not None or not self.has_work:
-                break
-            output = self._scheduler.schedule()
-            finished = self._update(output, self._output_to_process(output))
-            if output.preempted:
-                preempted.update(dict.fromkeys(sorted(output.preempted)))
-            for request in finished:
-                finished_runs.append(self._deliver(request, request.finish_reason))
-            if finished and stop_after_finish:
-                break
-
+        finished, preempted = self._take_steps(until_step, stop_after_finish=stop_after_finish)
+        finished_runs = [self._deliver(request, request.finish_reason) for request in finished]
         # Nobody else can have got a token.
         requests = dict.fromkeys(self._scheduler.running)
         requests.update((self._scheduler.requests[i], None) for i in preempted if i in self._scheduler.requests)
@@ -323,8 +336,7 @@ class Engine:
         for _ in range(MAX_STEPS_OF_A_RUN):
             if self.stuck is not None or not self.has_work:
                 break
-            output = self._scheduler.schedule()
-            self._update(output, self._output_to_process(output))
+            self._take_steps(self.steps_done + STEPS_AT_ONCE, stop_after_finish=False)
         return Run(
             steps=self.steps_done,
             preemptions=self.preemptions,
@@ -332,6 +344,88 @@ class Engine:
             finish_step=dict(self._finish_step),
             stuck=self.stuck,
         )
+
+    def _take_steps(self, until_step: int, *, stop_after_finish: bool) -> tuple[list[Request], dict[str, None]]:
+        """Take steps, singly or many at once; returns the requests that finished and the ids of those preempted, each
+        in the order in which it happened to them."""
+        all_finished: list[Request] = []
+        all_preempted: dict[str, None] = {}
+        for _ in range(until_step - self.steps_done):
+            if self.steps_done == until_step or (stop_after_finish and all_finished):
+                break
+            leap = take_steps(self._scheduler, until_step - self.steps_done, stop_after_finish=stop_after_finish)
+            if leap.num_steps:
+                self._add(leap)
+                all_finished += [request for _, request in leap.finished]
+                all_preempted.update(dict.fromkeys(leap.preempted))
+            elif self.stuck is not None or not self.has_work:
+                break
+            else:
+                output = self._scheduler.schedule()
+                all_finished += self._update(output, self._output_to_process(output))
+                if output.preempted:
+                    all_preempted.update(dict.fromkeys(sorted(output.preempted)))
+        return all_finished, all_preempted
+
+    def _add(self, leap: Leap) -> None:
+        if self._finish_step is not None:
+            for number, request in leap.finished:
+                self._finish_step[request.request_id] = self.steps_done + number
+        self.steps_done += leap.num_steps
+        self.scheduled_tokens += leap.num_scheduled_tokens
+        self._last = StepTotals(leap.num_decodes, 0, leap.num_decodes, leap.num_kv_tokens)
+        self._stuck_watch.forget()
+        assert self._scheduler.blocks_are_conserved(), "free and held blocks are not all there are"
+
+    # --- a step in two halves, for whom steps take time -----------------------------------------------------------
+
+    def begin_step(self) -> SchedulerOutput:
+        """Schedule a step and leave it under way. Until `end_step` requests may be added, and nothing else may
+        happen: vLLM, too, does all else between steps."""
+        assert not self.config.async_scheduling, "with async scheduling steps overlap"
+        assert self._under_way is None, "the step before has not ended"
+        self._under_way = self._last = output = self._scheduler.schedule()
+        return output
+
+    def end_step(self) -> list[Request]:
+        """End the step under way; returns the requests that finished with it."""
+        output = self._under_way
+        assert output is not None, "no step is under way"
+        self._under_way = None
+        self._all_delivered = False
+        return self._update(output, output)
+
+    def num_output_tokens(self, request_id: str) -> int:
+        """Of a live request, without what the step under way brings it."""
+        request = self._scheduler.requests[request_id]
+        return request.num_output_tokens + self._scheduler.decodes.progress(request)
+
+    def num_tokens_under_way(self, request_id: str) -> int:
+        """Tokens that the step under way brings a live request: 0 or 1."""
+        if self._under_way is None:
+            return 0
+        request = self._scheduler.requests[request_id]
+        return int(request in self._under_way.sampled or request.steady_since != NOT_STEADY)
+
+    def decode_steps(self, limit: int) -> tuple[int, bool]:
+        """How many of the next steps, at most limit, schedule nothing but decodes, and whether the last of them
+        finishes somebody; none before it does. 0: the next step is to be taken by itself."""
+        return decode_steps(self._scheduler, limit)
+
+    def decode_totals(self) -> StepTotals:
+        """Of the next step, if it schedules nothing but decodes."""
+        decodes = self._scheduler.decodes
+        num_decodes = decodes.num_requests
+        return StepTotals(num_decodes, 0, num_decodes, decodes.num_kv_tokens + num_decodes)
+
+    def take_decode_steps(self, num_steps: int) -> list[Request]:
+        """Take that many steps at once, of those that `decode_steps` told of; returns the requests that finished."""
+        leap = take_steps(self._scheduler, num_steps, stop_after_finish=True)
+        assert leap.num_steps == num_steps, "not all of them only decode"
+        assert not leap.preempted, "somebody was preempted"
+        self._add(leap)
+        self._all_delivered = False
+        return [request for _, request in leap.finished]
 
     def _output_to_process(self, output: SchedulerOutput) -> SchedulerOutput | None:
         if not self.config.async_scheduling:
@@ -341,17 +435,20 @@ class Engine:
 
     def _update(self, output: SchedulerOutput, processed: SchedulerOutput | None) -> list[Request]:
         """End the step that scheduled output and processes processed; returns the requests that finished."""
+        # A decode that computes again what it lost to a preemption gets no token, so num_decodes does not tell.
+        anyone_steady = bool(output.num_scheduled_tokens) and self._scheduler.decodes.num_requests > 0
         finished = self._scheduler.update_from_output(processed) if processed is not None else []
         self.steps_done += 1
-        self.preemptions += output.num_preemptions
         self.scheduled_tokens += output.num_scheduled_tokens
-        self._last_output = output
+        self._last = output
         for request, num_tokens in output.stale_cached_tokens.items():
             stale = self.stale_cached_tokens
             stale[request.request_id] = stale.get(request.request_id, 0) + num_tokens
         if finished and self._finish_step is not None:
             self._finish_step.update((request.request_id, self.steps_done) for request in finished)
-        if not output.num_scheduled_tokens and not any(flying.sampled for flying in self._in_flight):
+        if anyone_steady or output.sampled or (processed is not None and processed.sampled):
+            self._stuck_watch.forget()
+        elif self.stuck is None:
             self.stuck = self._stuck_watch.look(output)
         assert self._scheduler.blocks_are_conserved(), "free and held blocks are not all there are"
         return finished

@@ -2,12 +2,8 @@
 
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
-
-if TYPE_CHECKING:
-    from sim.engine.kv_cache import Block
 
 NOT_STEADY = -1
 
@@ -36,8 +32,8 @@ class RequestStatus(enum.Enum):
     FINISHED = "finished"
 
 
-class Request:
-    """A request inside the scheduler. Counts are in tokens and mean what they mean in vLLM.
+class Request(msgspec.Struct, eq=False):
+    """A request inside the scheduler, compared by identity. Counts are in tokens and mean what they mean in vLLM.
 
     ``num_computed_tokens`` counts the tokens whose KV the request holds, those of steps still in flight included;
     ``num_output_placeholders`` counts sampled tokens that have not come back yet (async scheduling only).
@@ -46,60 +42,49 @@ class Request:
     `Decodes` knows how far it has come since.
     """
 
-    __slots__ = (
-        "arrival_time",
-        "block_hashes",
-        "blocks",
-        "final_output_tokens",
-        "finish_reason",
-        "kv_weight_version",
-        "max_tokens",
-        "num_computed_tokens",
-        "num_delivered_tokens",
-        "num_output_placeholders",
-        "num_output_tokens",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "open_block_weight_version",
-        "output_base",
-        "priority",
-        "prompt_token_ids",
-        "request_id",
-        "running_order",
-        "status",
-        "steady_since",
-    )
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    num_prompt_tokens: int
+    max_tokens: int
+    priority: int
+    arrival_time: float
+    output_base: int
+    final_output_tokens: int
+    """Output tokens with which it ends by itself, for finish_reason: known ahead, as the model is made up."""
+    finish_reason: str
 
-    def __init__(self, request: EngineRequest, final_output_tokens: int, finish_reason: str) -> None:
+    status: RequestStatus = RequestStatus.WAITING
+    num_output_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_output_placeholders: int = 0
+    num_delivered_tokens: int = 0
+    running_order: int = 0
+    """Position in the running list, which is in order of admission, from 1."""
+    steady_since: int = NOT_STEADY
+
+    num_cached_blocks: int = 0
+    """Of the blocks it holds, the first, full ones, which the prefix cache knows; the rest are nameless."""
+    chains: Sequence[tuple[int, int]] = ()
+    """Names of its content, once the prefix cache needed them."""
+    kv_weight_version: int = 0
+    """Oldest weight version among the KV it holds."""
+    open_block_weight_version: int | None = None
+    """Oldest weight version in the block being filled, where that is not the current one."""
+
+    @staticmethod
+    def from_engine_request(request: EngineRequest, final_output_tokens: int, finish_reason: str) -> "Request":
         prompt = request.prompt_token_ids
-        self.request_id = request.request_id
-        self.prompt_token_ids = prompt if isinstance(prompt, range) else tuple(prompt)
-        self.num_prompt_tokens = len(prompt)
-        self.max_tokens = request.max_tokens
-        self.priority = request.priority
-        self.arrival_time = request.arrival_time
-        self.output_base = request.output_base
-        self.final_output_tokens = final_output_tokens
-        """Output tokens with which it ends by itself, for finish_reason: known ahead, as the model is made up."""
-        self.finish_reason = finish_reason
-
-        self.status = RequestStatus.WAITING
-        self.num_output_tokens = 0
-        self.num_computed_tokens = 0
-        self.num_output_placeholders = 0
-        self.num_delivered_tokens = 0
-        self.num_preemptions = 0
-        self.running_order = 0
-        """Position in the running list, which is in order of admission."""
-        self.steady_since = NOT_STEADY
-
-        self.blocks: list[Block] = []
-        """Its full blocks that the prefix cache knows; the rest of what it holds are nameless."""
-        self.block_hashes: list[int] = []
-        self.kv_weight_version = 0
-        """Oldest weight version among the KV it holds."""
-        self.open_block_weight_version: int | None = None
-        """Oldest weight version in the block being filled, where that is not the current one."""
+        return Request(
+            request.request_id,
+            prompt if isinstance(prompt, range) else tuple(prompt),
+            len(prompt),
+            request.max_tokens,
+            request.priority,
+            request.arrival_time,
+            request.output_base,
+            final_output_tokens,
+            finish_reason,
+        )
 
     @property
     def num_tokens(self) -> int:

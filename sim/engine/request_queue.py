@@ -9,16 +9,16 @@ from sim.engine.request import Request
 
 
 class RequestQueue(Protocol):
-    def add(self, request: Request) -> None: ...
+    def add_request(self, request: Request, /) -> None: ...
 
-    def prepend(self, request: Request) -> None:
+    def prepend_request(self, request: Request, /) -> None:
         """Put back a request that was preempted."""
 
-    def peek(self) -> Request: ...
+    def peek_request(self) -> Request: ...
 
-    def pop(self) -> Request: ...
+    def pop_request(self) -> Request: ...
 
-    def remove(self, request: Request) -> None: ...
+    def remove(self, request: Request, /) -> None: ...
 
     def __len__(self) -> int: ...
 
@@ -26,30 +26,13 @@ class RequestQueue(Protocol):
         """In the order in which they will be looked at."""
 
 
-class FCFSRequestQueue:
-    def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
+class FCFSRequestQueue(deque[Request]):
+    add_request = deque.append
+    prepend_request = deque.appendleft
+    pop_request = deque.popleft
 
-    def add(self, request: Request) -> None:
-        self._requests.append(request)
-
-    def prepend(self, request: Request) -> None:
-        self._requests.appendleft(request)
-
-    def peek(self) -> Request:
-        return self._requests[0]
-
-    def pop(self) -> Request:
-        return self._requests.popleft()
-
-    def remove(self, request: Request) -> None:
-        self._requests.remove(request)
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
+    def peek_request(self) -> Request:
+        return self[0]
 
 
 class PriorityRequestQueue:
@@ -58,19 +41,19 @@ class PriorityRequestQueue:
     def __init__(self) -> None:
         self._heap: list[Request] = []
 
-    def add(self, request: Request) -> None:
+    def add_request(self, request: Request, /) -> None:
         heapq.heappush(self._heap, request)
 
-    def prepend(self, request: Request) -> None:
-        self.add(request)
+    def prepend_request(self, request: Request, /) -> None:
+        self.add_request(request)
 
-    def peek(self) -> Request:
+    def peek_request(self) -> Request:
         return self._heap[0]
 
-    def pop(self) -> Request:
+    def pop_request(self) -> Request:
         return heapq.heappop(self._heap)
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: Request, /) -> None:
         self._heap.remove(request)
         heapq.heapify(self._heap)
 

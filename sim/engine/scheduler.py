@@ -10,9 +10,12 @@ import enum
 from collections.abc import Sequence
 from operator import attrgetter
 
+import msgspec
+
 from sim.engine.config import EngineConfig
-from sim.engine.decodes import Decodes
-from sim.engine.kv_cache import Block, KVCacheManager
+from sim.engine.decodes import EVERYBODY, NOBODY, Decodes
+from sim.engine.kv_cache import KVCacheManager
+from sim.engine.prefix_cache import Hit
 from sim.engine.request import NOT_STEADY, Request, RequestStatus
 from sim.engine.request_queue import create_request_queue
 
@@ -27,48 +30,30 @@ class PauseState(enum.Enum):
     """Nothing is scheduled."""
 
 
-class SchedulerOutput:
+class SchedulerOutput(msgspec.Struct, eq=False):
     """What one call of `Scheduler.schedule` decided."""
 
-    __slots__ = (
-        "cached_tokens",
-        "num_decodes",
-        "num_kv_tokens",
-        "num_preemptions",
-        "num_prefill_tokens",
-        "num_running",
-        "outgrew_pool",
-        "preempted",
-        "sampled",
-        "scheduled",
-        "stale_cached_tokens",
-        "token_budget",
-    )
-
-    def __init__(self, token_budget: int) -> None:
-        self.token_budget = token_budget
-        """What is left of it."""
-        self.scheduled: dict[Request, int] = {}
-        """Tokens of each request that was scheduled one by one; every steady request has one token on top."""
-        self.sampled: dict[Request, None] = {}
-        """Those of scheduled that sample a token, as all they know is computed with this step."""
-        self.num_running = 0
-        self.num_decodes = 0
-        """Requests whose only token in this step is one they generated."""
-        self.num_prefill_tokens = 0
-        """All other tokens: of prompts, and of what is computed again after a preemption."""
-        self.num_kv_tokens = 0
-        """Tokens in the KV of all running requests, this step's included; where they share blocks, each counts."""
-        self.cached_tokens: dict[Request, int] = {}
-        """Tokens found in the prefix cache, of each request admitted for the first time."""
-        self.stale_cached_tokens: dict[Request, int] = {}
-        """Tokens found in the prefix cache, at any admission, that older weights than the present had computed."""
-        self.preempted: set[str] = set()
-        """Ids of those preempted in this step or, by a cache reset, since the one before."""
-        self.num_preemptions = 0
-        """In this step only."""
-        self.outgrew_pool: Request | None = None
-        """A request that ran alone and preempted itself: it needs more blocks than there are."""
+    token_budget: int
+    """What is left of it."""
+    scheduled: dict[Request, int] = {}
+    """Tokens of each request that was scheduled one by one; every steady request has one token on top."""
+    sampled: dict[Request, None] = {}
+    """Those of scheduled that sample a token, as all they know is computed with this step."""
+    num_running: int = 0
+    num_decodes: int = 0
+    """Requests whose only token in this step is one they generated."""
+    num_prefill_tokens: int = 0
+    """All other tokens: of prompts, and of what is computed again after a preemption."""
+    num_kv_tokens: int = 0
+    """Tokens in the KV of all running requests, this step's included; where they share blocks, each counts."""
+    cached_tokens: dict[Request, int] = {}
+    """Tokens found in the prefix cache, of each request admitted for the first time."""
+    stale_cached_tokens: dict[Request, int] = {}
+    """Tokens found in the prefix cache, at any admission, that older weights than the present had computed."""
+    preempted: set[str] = set()
+    """Ids of those preempted in this step or, by a cache reset, since the one before."""
+    num_preemptions: int = 0
+    """In this step only."""
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -79,7 +64,8 @@ class Scheduler:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.version_rules = config.version_rules
-        self.kv_cache_manager = KVCacheManager(config)
+        self.decodes = Decodes(config.block_size)
+        self.kv_cache_manager = KVCacheManager(config, self.decodes)
         self.pause_state = PauseState.UNPAUSED
 
         self.requests: dict[str, Request] = {}
@@ -87,10 +73,12 @@ class Scheduler:
         self.waiting = create_request_queue(config.scheduling_policy)
         self.running: dict[Request, None] = {}
         """In order of admission. Each is either steady or in singles."""
-        self.decodes = Decodes(config.block_size)
         self.singles: dict[Request, None] = {}
         """Running requests that are scheduled one by one: prefills, decodes that missed a step and, under async
         scheduling, all."""
+        self.num_preemptions = 0
+        """Since the start; a cache reset that preempts counts for each."""
+        self.is_fcfs = config.scheduling_policy == "fcfs"
         self._num_admissions = 0
         self._preempted_by_reset: set[str] = set()
 
@@ -99,7 +87,7 @@ class Scheduler:
     def add_request(self, request: Request) -> None:
         assert request.request_id not in self.requests, "the id is live"
         self.requests[request.request_id] = request
-        self.waiting.add(request)
+        self.waiting.add_request(request)
 
     def finish_request(self, request: Request) -> None:
         """Take a request out, whatever its state. Its blocks are free at once."""
@@ -122,11 +110,13 @@ class Scheduler:
 
     def set_weight_version(self, weight_version: int) -> None:
         """Compute with other weights from now on."""
-        if weight_version != self.kv_cache_manager.weight_version:
+        prefix_cache = self.kv_cache_manager.prefix_cache
+        if weight_version != prefix_cache.weight_version:
+            prefix_cache.settle()
             for request in self.running:
                 num_tokens = request.num_computed_tokens + self.decodes.progress(request)
                 self.kv_cache_manager.mark_open_block(request, num_tokens)
-            self.kv_cache_manager.weight_version = weight_version
+            prefix_cache.weight_version = weight_version
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step could do anything, as far as the pause state is concerned."""
@@ -134,21 +124,42 @@ class Scheduler:
             return False
         return bool(self.running) or (self.pause_state is PauseState.UNPAUSED and len(self.waiting) > 0)
 
+    def async_or_unsteady(self) -> bool:
+        """Whether the next step cannot be one in which all running requests are steady."""
+        return (
+            self.config.async_scheduling
+            or bool(self.singles)
+            or bool(self._preempted_by_reset)  # which that step has to report
+            or self.pause_state is PauseState.PAUSED_ALL
+            or self.decodes.num_requests > self.config.max_num_batched_tokens
+        )
+
     def _leave_running(self, request: Request) -> None:
         del self.running[request]
         if request.steady_since == NOT_STEADY:
             self.singles.pop(request, None)
         else:
-            self.decodes.leave(request)
+            self._leave_steady(request)
+
+    def _join_steady(self, requests: list[Request]) -> None:
+        self.decodes.join(requests)
+        if self.kv_cache_manager.enable_caching:
+            for request in requests:
+                self.kv_cache_manager.prefix_cache.start_growing(request)
+
+    def _leave_steady(self, request: Request) -> None:
+        if self.kv_cache_manager.enable_caching:
+            self.kv_cache_manager.prefix_cache.stop_growing(request)
+        self.decodes.leave(request)
 
     def _put_back(self, request: Request) -> None:
         """A preempted request loses all its blocks and waits at the front, to compute everything again."""
         self.kv_cache_manager.free(request)
         request.status = RequestStatus.PREEMPTED
-        request.num_preemptions += 1
+        self.num_preemptions += 1
         # What it sampled in the step in flight is still to come, but counts as output, not as a placeholder.
         request.num_output_placeholders = 0
-        self.waiting.prepend(request)
+        self.waiting.prepend_request(request)
 
     # --- one step -------------------------------------------------------------------------------------------------
 
@@ -173,27 +184,48 @@ class Scheduler:
             "the tokens scheduled are not the tokens taken from the budget"
         )
         assert output.num_running <= self.config.max_num_seqs, "more requests run than max_num_seqs"
-        assert len(self.decodes) + len(self.singles) == output.num_running, "a running request is lost"
+        assert self.decodes.num_requests + len(self.singles) == output.num_running, "a running request is lost"
         return output
 
     def update_from_output(self, output: SchedulerOutput) -> list[Request]:
         """Append what the model sampled in a step; returns the requests that this finished, in running order."""
-        finished = self.decodes.finish_tick() if output.num_decodes else []
+        decodes, async_scheduling = self.decodes, self.config.async_scheduling
+        finished: list[Request] = []
+        joining: list[Request] = []
+        if output.num_decodes:
+            decodes.advance(1, len(decodes.needing_block()))
+            for request in decodes.finish():
+                if self.kv_cache_manager.enable_caching:
+                    self.kv_cache_manager.prefix_cache.stop_growing(request)
+                finished.append(request)
+        decodes.served_to = NOBODY
         for request in output.sampled:
             if request.status is RequestStatus.FINISHED:
                 continue  # aborted, or stopped by the token before, while this one was in flight
             request.num_output_tokens += 1
-            if self.config.async_scheduling and request.status is RequestStatus.RUNNING:
+            if async_scheduling and request.status is RequestStatus.RUNNING:
                 request.num_output_placeholders -= 1
                 num_known_tokens = request.num_computed_tokens - request.num_output_placeholders
                 self.kv_cache_manager.cache_blocks(request, num_known_tokens)
             if request.num_output_tokens == request.final_output_tokens:
                 finished.append(request)
-            elif not self.config.async_scheduling:
+            elif not async_scheduling:
                 del self.singles[request]
-                self.decodes.join(request)
-        finished.sort(key=_running_order)
+                joining.append(request)
+        if joining:
+            self._join_steady(joining)
+        if finished:
+            finished.sort(key=_running_order)
+            for request in finished:
+                self.finish_request(request)
+        return finished
+
+    def finish_steady(self) -> list[Request]:
+        """End a tick; returns the requests that it finished, in running order."""
+        finished = self.decodes.finish()
         for request in finished:
+            if self.kv_cache_manager.enable_caching:
+                self.kv_cache_manager.prefix_cache.stop_growing(request)
             self.finish_request(request)
         return finished
 
@@ -214,51 +246,63 @@ class Scheduler:
             for request in list(decodes):
                 self._make_single(request)
 
+        output.token_budget -= decodes.num_requests
         num_needing = len(decodes.needing_block())
         if not self.singles and num_needing <= kv_cache.free_blocks:
             kv_cache.take(num_needing)
-            if kv_cache.enable_caching:
-                for request in sorted(decodes.filling_block(), key=_running_order):
-                    self._cache_filled_block(request)
-            output.token_budget -= len(decodes)
-            return
+        elif not self.singles and self.is_fcfs:
+            victims = self.preempt_for_steady()
+            output.preempted.update([request.request_id for request in victims])
+            output.num_preemptions = len(victims)
+            output.token_budget += len(victims)
+        else:
+            for request in sorted({*self.singles, *decodes.needing_block()}, key=_running_order):
+                if request.status is not RequestStatus.RUNNING:
+                    continue  # preempted for another
+                decodes.served_to = request.running_order - 1
+                if request.steady_since != NOT_STEADY:
+                    served = self._schedule_steady(request, output)
+                elif output.token_budget == 0:
+                    break
+                else:
+                    served = self._schedule_single(request, output, prefill_cap_tokens)
+                if not served:
+                    self._hold_back_after(request, output)
+                    break
+        decodes.served_to = EVERYBODY
 
-        in_doubt = {*self.singles, *decodes.needing_block()}
-        if kv_cache.enable_caching:
-            # Of two equal blocks a lookup finds the one cached first, so that order matters too.
-            in_doubt.update(decodes.filling_block())
-        output.token_budget -= len(decodes)
-        for request in sorted(in_doubt, key=_running_order):
-            if request.status is not RequestStatus.RUNNING:
-                continue  # preempted for another
-            if request.steady_since != NOT_STEADY:
-                served = self._schedule_steady(request, output)
-            elif output.token_budget == 0:
-                break
-            else:
-                served = self._schedule_single(request, output, prefill_cap_tokens)
-            if not served:
-                self._hold_back_after(request, output)
-                break
+    def preempt_for_steady(self) -> list[Request]:
+        """What the walk comes to if all are steady and the last is the victim: blocks go to those in front, and whoever
+        is preempted has had none. Returns the victims."""
+        needing, kv_cache = self.decodes.needing_block(), self.kv_cache_manager
+        victims: list[Request] = []
+        num_wanting = len(needing)
+        while num_wanting > kv_cache.free_blocks:
+            num_wanting -= kv_cache.free_blocks
+            kv_cache.take(kv_cache.free_blocks)
+            victim = next(reversed(self.running))
+            num_wanting -= victim in needing
+            self._leave_running(victim)
+            self._put_back(victim)
+            victims.append(victim)
+        kv_cache.take(num_wanting)
+        return victims
 
     def _budget_may_run_out(self, output: SchedulerOutput, prefill_cap_tokens: int) -> bool:
         """Whether one request may get fewer tokens than it wants while others come after it. vLLM refuses to start
         with fewer tokens in the budget than max_num_seqs, and otherwise only the last request is ever cut short."""
         if not self.singles:
-            return len(self.decodes) > output.token_budget
+            return self.decodes.num_requests > output.token_budget
         last = next(reversed(self.running))
-        wanted_tokens = len(self.decodes) + sum(
+        wanted_tokens = self.decodes.num_requests + sum(
             min(self._missing_tokens(request), prefill_cap_tokens) for request in self.singles if request is not last
         )
         return wanted_tokens > output.token_budget
 
     def _schedule_steady(self, request: Request, output: SchedulerOutput) -> bool:
-        if request in self.decodes.needing_block():
-            if not self._make_room(1, request, output):
-                return False
-            self.kv_cache_manager.take(1)
-        if self.kv_cache_manager.enable_caching and request in self.decodes.filling_block():
-            self._cache_filled_block(request)
+        if not self._make_room(1, request, output):
+            return False
+        self.kv_cache_manager.take(1)
         return True
 
     def _schedule_single(self, request: Request, output: SchedulerOutput, prefill_cap_tokens: int) -> bool:
@@ -287,14 +331,12 @@ class Scheduler:
         """
         # Ends, as each turn takes one from running, and request is one of these.
         while self.kv_cache_manager.free_blocks < num_blocks:
-            if self.config.scheduling_policy == "priority":
-                victim = max(self.running, key=lambda r: (r.priority, r.arrival_time))
-            else:
+            if self.is_fcfs:
                 victim = next(reversed(self.running))
+            else:
+                victim = max(self.running, key=lambda r: (r.priority, r.arrival_time))
             self._preempt(victim, request, output)
             if victim is request:
-                if not self.running:
-                    output.outgrew_pool = request
                 return False
         return True
 
@@ -322,12 +364,8 @@ class Scheduler:
                 output.token_budget += 1
 
     def _make_single(self, request: Request) -> None:
-        self.decodes.leave(request)
+        self._leave_steady(request)
         self.singles[request] = None
-
-    def _cache_filled_block(self, request: Request) -> None:
-        num_tokens = request.num_computed_tokens + self.decodes.progress(request) + 1
-        self.kv_cache_manager.cache_blocks(request, num_tokens)
 
     def _missing_tokens(self, request: Request) -> int:
         return request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
@@ -352,44 +390,48 @@ class Scheduler:
 
     def _schedule_waiting(self, output: SchedulerOutput, prefill_cap_tokens: int) -> None:
         """Admit from the front of the queue. The first that cannot be admitted holds back all behind it."""
-        kv_cache = self.kv_cache_manager
-        for _ in range(len(self.waiting)):
-            if output.token_budget == 0 or len(self.running) == self.config.max_num_seqs:
+        kv_cache, waiting, running = self.kv_cache_manager, self.waiting, self.running
+        for _ in range(len(waiting)):
+            if output.token_budget == 0 or len(running) == self.config.max_num_seqs:
                 break
-            request = self.waiting.peek()
+            request = waiting.peek_request()
             hits, num_new_tokens = self.first_chunk(request, output.token_budget, prefill_cap_tokens)
             if num_new_tokens > output.token_budget:
                 break
-            if not kv_cache.admit(request, hits, num_new_tokens, keep_watermark=bool(self.running)):
+            if not kv_cache.admit(request, hits, num_new_tokens, keep_watermark=bool(running)):
                 break
 
-            self.waiting.pop()
-            self.running[request] = None
+            waiting.pop_request()
+            running[request] = None
             self.singles[request] = None
             self._num_admissions += 1
             request.running_order = self._num_admissions
-            num_cached_tokens = len(hits) * self.config.block_size
+            num_cached_tokens = kv_cache.num_hit_tokens(hits)
             if request.status is RequestStatus.WAITING:
                 output.cached_tokens[request] = num_cached_tokens
-            if request.kv_weight_version < kv_cache.weight_version:
+            if request.kv_weight_version < kv_cache.prefix_cache.weight_version:
                 output.stale_cached_tokens[request] = kv_cache.num_stale_tokens(hits)
             request.status = RequestStatus.RUNNING
             request.num_computed_tokens = num_cached_tokens
             self._grant(request, num_new_tokens, output)
 
-    def first_chunk(self, request: Request, token_budget: int, prefill_cap_tokens: int) -> tuple[Sequence[Block], int]:
+    def first_chunk(self, request: Request, token_budget: int, prefill_cap_tokens: int) -> tuple[Sequence[Hit], int]:
         """The cached blocks that a waiting request would start with and the tokens that it would compute first. With
         chunked prefill off these may be more than the budget, and then it has to wait."""
         hits = self.kv_cache_manager.get_computed_blocks(request)
-        num_new_tokens = min(request.num_tokens - len(hits) * self.config.block_size, prefill_cap_tokens)
-        if self.config.enable_chunked_prefill:
-            num_new_tokens = min(num_new_tokens, token_budget)
+        num_new_tokens = request.num_prompt_tokens + request.num_output_tokens
+        if hits:
+            num_new_tokens -= self.kv_cache_manager.num_hit_tokens(hits)
+        if num_new_tokens > prefill_cap_tokens:
+            num_new_tokens = prefill_cap_tokens
+        if num_new_tokens > token_budget and self.config.enable_chunked_prefill:
+            num_new_tokens = token_budget
         return hits, num_new_tokens
 
     def _count(self, output: SchedulerOutput) -> None:
         decodes = self.decodes
-        output.num_decodes = len(decodes)
-        output.num_kv_tokens = decodes.num_kv_tokens + len(decodes)
+        output.num_decodes = decodes.num_requests
+        output.num_kv_tokens = decodes.num_kv_tokens + decodes.num_requests
         for request in self.singles:
             output.num_kv_tokens += request.num_computed_tokens
             num_tokens = output.scheduled.get(request, 0)
@@ -403,7 +445,7 @@ class Scheduler:
     def blocks_are_conserved(self) -> bool:
         """The blocks that are free and those that running requests hold are all there are."""
         kv_cache = self.kv_cache_manager
-        held_blocks = self.decodes.num_blocks - kv_cache.num_shared_references
+        held_blocks = self.decodes.num_blocks - kv_cache.prefix_cache.num_shared_references
         for request in self.singles:
             held_blocks += kv_cache.num_blocks(request.num_computed_tokens)
         return held_blocks + kv_cache.free_blocks == kv_cache.usable_blocks

@@ -39,11 +39,17 @@ def spelled_fault(fault: Fault) -> str:
     """A fault in words: `weight_update (pause_s 1) once session 0 has decoded 5 tokens`."""
     fields = msgspec.structs.asdict(fault)
     details = ", ".join(
-        f"{key} {', '.join(map(str, value)) if isinstance(value, tuple) else f'{value:g}'}"
+        f"{key} {_spelled_value(value)}"
         for key, value in fields.items()
-        if key != "at" and value != ()
+        if key != "at" and value != () and value is not True  # what is true is as usual
     )
     return f"{fault.__struct_config__.tag}{f' ({details})' if details else ''} {spelled_when(fault.at)}"
+
+
+def _spelled_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
 
 
 def spelled_grant(case: Case, attempt: Attempt) -> str:

@@ -245,13 +245,13 @@ class _Search:
         return next((found.message for found in self.violations(case) if found.invariant == self.target), None)
 
     def finish(self) -> None:
-        """Puts the best case among the campaign's finds, its schedule shrunk if there is time."""
+        """Puts the best case among the campaign's finds, reduced and its schedule shrunk if there is time."""
         find, self.best = self.best, None
         if find is None:
             return
         del self.campaign.noted[find.invariant]
         self.campaign.finds.append(find)  # first, so that an interrupt does not lose it
-        self._shrink_worlds = self._shrink_steps = 0  # the schedule's share is its own
+        self._shrink_worlds = self._shrink_steps = 0  # this share is its own
         self._shrinks_schedule = True
         messages: dict[Case, str] = {}
 

@@ -59,10 +59,10 @@ class DeafServer(FakeRolloutServer):
 class TwiceEndingServer(FakeRolloutServer):
     """Says of an aborted request that it ended, and then once more."""
 
-    def _end(self, request: int, outcome: Outcome, tokens: int, error: str | None = None) -> None:
-        super()._end(request, outcome, tokens, error)
+    def _end(self, request: int, outcome: Outcome, tokens: int, *more: Any, **named: Any) -> None:
+        super()._end(request, outcome, tokens, *more, **named)
         if outcome == "abort":
-            super()._end(request, "length", tokens, error)
+            super()._end(request, "length", tokens)
 
 
 class TokenLosingClient(PinnedClient):
@@ -151,6 +151,14 @@ class GhostBalancer(LeastLoadedBalancer):
         return super().acquire_server(request_id)
 
 
+class CacheKeepingServer(FakeRolloutServer):
+    """Keeps its prefix cache over an abort, and so over new weights."""
+
+    async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
+        del reset_prefix_cache
+        return await super().abort_all_requests(False, reject_request)
+
+
 class StuckGateServer(FakeRolloutServer):
     """Resumes its engine and forgets to open the gate."""
 
@@ -195,6 +203,7 @@ PLANTED: dict[str, Planted] = {
     "favourite": Planted("R4", balancer=FavouriteBalancer),
     "routes-to-removed": Planted("R5", balancer=GhostBalancer),
     "leaks-slot": Planted("R7", SlotLeakingClient),
+    "keeps-cache": Planted("S2", server=CacheKeepingServer),
     "stuck-gate": Planted("V1", server=StuckGateServer),
     "counts-worlds": Planted("D1", balancer=WorldCountingBalancer),
 }

@@ -152,6 +152,7 @@ class _Recording:
                 scheduler.finish_requests(event["id"], RequestStatus.FINISHED_ABORTED)
             case "reset_prefix_cache":
                 event["ok"] = scheduler.reset_prefix_cache(event.get("reset_running_requests", False))
+                self.count_preemptions()
             case "pause":
                 if event["mode"] == "abort":
                     scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
@@ -189,11 +190,8 @@ class _Recording:
 
     def step(self) -> dict[str, Any]:
         scheduler = self.scheduler
-        before = {id_: request.num_preemptions for id_, request in scheduler.requests.items()}
         output = scheduler.schedule()
-        for id_, request in scheduler.requests.items():
-            self.preemptions[id_] = request.num_preemptions
-        del before
+        self.count_preemptions()
         new = {data.req_id: data.num_computed_tokens for data in output.scheduled_new_reqs}
         cached = {id_: tokens for id_, tokens in new.items() if id_ not in self.seen}
         self.seen |= cached.keys()
@@ -214,6 +212,10 @@ class _Recording:
         finished = {o.request_id: str(o.finish_reason) for o in outputs if o.finish_reason is not None}
         free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         return {**step, "emitted": emitted, "finished": finished, "free_blocks": free_blocks}
+
+    def count_preemptions(self) -> None:
+        for id_, request in self.scheduler.requests.items():
+            self.preemptions[id_] = request.num_preemptions
 
     def model_output(self, output: Any) -> Any:
         """A token for each request that has nothing left to compute, none for an unfinished prefill."""

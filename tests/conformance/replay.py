@@ -75,4 +75,6 @@ def first_difference(schedule: Scenario, **other_settings: Any) -> str | None:
             ours = getattr(step, field)
             if ours != recorded[field]:
                 return f"{schedule['name']}, step {number}: {field} is {ours}, recorded {recorded[field]}"
+    if engine.preemptions != schedule["preemptions"]:
+        return f"{schedule['name']}: {engine.preemptions} preemptions, recorded {schedule['preemptions']}"
     return None

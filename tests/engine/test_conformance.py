@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sim.engine.kv_cache import KVCacheManager
+from sim.engine.prefix_cache import PrefixCache
 from sim.engine.request import Request
 from tests.conformance.loads import LOADS, engine_with_load
 from tests.conformance.replay import first_difference, read_schedules
@@ -45,13 +45,13 @@ def test_a_wrong_setting_is_noticed(setting: str, wrong: Any) -> None:
 
 
 def test_a_wrong_eviction_order_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = KVCacheManager.free
+    release = PrefixCache.release
 
-    def free_first_block_first(self: KVCacheManager, request: Request) -> None:
-        request.blocks.reverse()
-        free(self, request)
+    def release_first_block_first(self: PrefixCache, request: Request) -> int:
+        self.held[request].reverse()
+        return release(self, request)
 
-    monkeypatch.setattr(KVCacheManager, "free", free_first_block_first)
+    monkeypatch.setattr(PrefixCache, "release", release_first_block_first)
     assert sum(first_difference(s) is not None for s in SCENARIOS) >= 5
 
 
