@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from sim.budget import room_tokens
-from sim.case import Case, explicit_limit
+from sim.case import Case, explicit_limit, params_owner
 from sim.invariants.interface import Invariant, Violation
 from sim.trace import Attempt, Logged, Trace, TurnRecord
 
@@ -207,12 +207,21 @@ def check_fallback(case: Case, trace: Trace) -> list[Violation]:
 def check_limit_honoured(case: Case, trace: Trace) -> list[Violation]:
     """B10. Where objects are shared, a client may change its params after it has sent them: not the server's doing."""
     violations = []
+    changed_by = {
+        params_owner(case, session)
+        for session, turn in trace.ledger.turns()
+        if turn.ended is not None and turn.ended.params_changed is not None
+    }
     for session, turn, attempt in _granted(trace):
         grant = attempt.grant
         assert grant is not None
-        changed = grant.rule != "default" and attempt.sent.limits.get(grant.rule) != grant.wanted_tokens
-        if changed and case.transport.objects == "shared":
-            continue
+        if case.transport.objects == "shared":
+            if grant.rule == "default":  # a limit taken out again, by a session that has the same params
+                changed = params_owner(case, session) in changed_by
+            else:
+                changed = attempt.sent.limits.get(grant.rule) != grant.wanted_tokens
+            if changed:
+                continue
         asked = [limit for limit in attempt.sent.limits.values() if type(limit) is int and limit > 0]
         if asked and grant.tokens not in {max(0, min(limit, grant.room_tokens)) for limit in asked}:
             violations.append(
