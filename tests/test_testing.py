@@ -1,5 +1,6 @@
 """The pytest plugin: `--sut`, `--worlds`, `--kind`, what turns a run red, and what it imports."""
 
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,11 @@ def properties(pytester, monkeypatch):
     pytester.makeini("[pytest]\naddopts = --import-mode=importlib\n")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{pytester.path}")
 
+    # Installed, the plugin loads by itself, and twice would be an error.
+    plugin = () if entry_points(group="pytest11", name="rollcage") else ("-p", "sim.testing")
+
     def run(*arguments):
-        return pytester.runpytest_subprocess("-p", "sim.testing", "properties", "-rs", "-v", *arguments)
+        return pytester.runpytest_subprocess(*plugin, "properties", "-rs", "-v", *arguments)
 
     return run
 
