@@ -22,9 +22,10 @@ from gpu_checks.engines import (
     prepare_environment,
     tiny_model,
 )
-from gpu_checks.real_world import DEFAULT_SPEED, RealLoop
+from gpu_checks.real_world import DEFAULT_SPEED
 from gpu_checks.replay import Replay, summary, table
 from gpu_checks.schedules import Load, Schedule, real_core, schedule_of
+from gpu_checks.session import VllmUnusable, engine_session
 from sim.case import CaseError
 
 HERE = Path(__file__).parent
@@ -36,28 +37,18 @@ PLATFORM: pytest.StashKey[Platform] = pytest.StashKey()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpu_checks", "checks on a real vLLM engine")
+    several: dict[str, Any] = {"action": "append", "default": []}
     group.addoption("--model", help="a model of your own (default: a tiny one with random weights, made on the fly)")
-    group.addoption(
-        "--engine-arg", action="append", default=[], metavar="NAME=VALUE", help="any other argument of vLLM's engine"
-    )
+    group.addoption("--engine-arg", metavar="NAME=VALUE", help="any other argument of vLLM's engine", **several)
     group.addoption("--gpu-memory-utilization", type=float, help="share of the GPU's memory that an engine may take")
     group.addoption("--replicas", type=int, default=2, help="the most engines at a time (default: 2)")
     group.addoption(
-        "--case",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="PATH",
-        help="case files and folders to replay instead of the kept ones",
+        "--case", metavar="PATH", nargs="+", action="extend", default=[], help="replay these, not the corpus"
     )
     group.addoption("--full-size", action="store_true", help="also the cases that decode thousands of tokens")
-    group.addoption("--results", metavar="FILE", help="write the replays as JSON")
-    group.addoption(
-        "--speed", type=float, default=DEFAULT_SPEED, help=f"how much shorter waits are (default: {DEFAULT_SPEED:g})"
-    )
-    group.addoption(
-        "--verl", action="append", default=[], metavar="DIR", help="a folder with verl unpacked or installed"
-    )
+    group.addoption("--results", metavar="FILE", help="write what came of it as JSON")
+    group.addoption("--speed", type=float, default=DEFAULT_SPEED, help="how much shorter waits are (default: 10)")
+    group.addoption("--verl", metavar="DIR", help="a folder with verl unpacked or installed; repeatable", **several)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -112,16 +103,12 @@ def engines(pytestconfig: pytest.Config) -> Iterator[RealEngines]:
         extra,
         pytestconfig.getoption("--replicas"),
     )
-    loop = RealLoop(pytestconfig.getoption("--speed"))
-    with tiny_model() as folder:
-        made = RealEngines(settings, folder, loop)
-        with _explained():
-            prepare_environment()
-            made.take(1)
-        pytestconfig.stash[PLATFORM] = made.platform
-        yield made
-        made.close()
-    loop.close()
+    try:
+        with engine_session(settings, pytestconfig.getoption("--speed")) as made:
+            pytestconfig.stash[PLATFORM] = made.platform
+            yield made
+    except VllmUnusable as unusable:
+        pytest.fail(str(unusable), pytrace=False)
 
 
 @pytest.fixture(scope="session")

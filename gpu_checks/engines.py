@@ -43,7 +43,7 @@ CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
 
 
 SLOW_AT = "rollcage_slow_at"
-"""Key in a request's `extra_args`: numbers of output tokens (from 0) whose steps are slow, see `gpu_checks.processors`."""
+"""Key in a request's `extra_args`: output tokens (from 0) whose steps are slow, see `gpu_checks.processors`."""
 
 OUTPUT_BASE = "rollcage_output_base"
 """Key in a request's `extra_args`: the first token of an output that is written for the model."""
@@ -149,7 +149,10 @@ def engine_args(settings: EngineSettings, model_folder: str) -> dict[str, Any]:
     if settings.model is None:
         args["load_format"] = "dummy"
         args["max_model_len"] = TINY_MODEL["max_position_embeddings"]
-    if not on_cuda():
+    if on_cuda():
+        # All engines share the GPU, and the schedule check has one more.
+        args["gpu_memory_utilization"] = 0.1 if settings.model is None else 0.8 / settings.replicas_max
+    else:
         args["distributed_executor_backend"] = "uni"
     if settings.gpu_memory_utilization is not None:
         args["gpu_memory_utilization"] = settings.gpu_memory_utilization
@@ -212,7 +215,7 @@ class RealEngines:
             engine = self._engines.pop()
             engine.shutdown(timeout=0)
             # It would do so again when it is collected, while the interpreter falls apart.
-            engine.shutdown = lambda timeout=None: None
+            engine.shutdown = lambda **_: None
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()

@@ -5,7 +5,7 @@ taken from the observation, and how far an aborted request had come.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,10 @@ import msgspec
 from gpu_checks.points import Answer, Leader, Points, RequestKey, key_of, note_answer
 from gpu_checks.real_world import SeededChoices, message_point
 from sim.case import Case, Schedule
-from sim.decode import Burst, ConstantRate, DecodeEngine
+from sim.decode import Burst, DecodeEngine, Left, Moment
+from sim.engine import Engine, EngineConfig
+from sim.engine.latency import Constant
+from sim.engine.timed import TimedEngine
 from sim.faults import Stage, Triggers
 from sim.server import FakeRolloutServer, Model
 from sim.sut.interface import Sut
@@ -22,8 +25,11 @@ from sim.trace import Trace
 from sim.transport import Wire
 from sim.world import World
 
-_FAR_NS = 2**60
-_TOKEN_NS = 1
+_FAR_NS = 2**40
+"""Longer than any response takes at a nanosecond a token."""
+
+_ROOM_TOKENS = 2**24
+"""More than any response has, so that nothing but its limit ends it."""
 
 
 class HoldingEngine:
@@ -39,36 +45,60 @@ class HoldingEngine:
         self.awaiting_end: set[int] = set()
         """Requests whose end is not due yet."""
         self._engine = engine
+        self._now_ns = 0
+        """The engine's own time: it has always done all that it can."""
         self._decoded: dict[int, int] = {}
         self._shown: dict[int, int] = {}
         self._finish: dict[int, Any] = {}
 
-    def add(self, now_ns: int, request: int, prompt_tokens: int, max_tokens: int, stop_after: int | None) -> None:
-        self._engine.add(now_ns, request, prompt_tokens, max_tokens, stop_after)
+    def add(
+        self, now_ns: int, request: int, prompt_ids: Sequence[int], max_tokens: int, stop_after: int | None
+    ) -> None:
+        del now_ns
+        self._engine.add(self._now_ns, request, prompt_ids, max_tokens, stop_after)
         self._decoded[request] = self._shown[request] = 0
         self._run_engine()
 
     def _run_engine(self) -> None:
-        for burst in self._engine.flush(_FAR_NS):
+        self._now_ns += _FAR_NS
+        for burst in self._engine.flush(self._now_ns):
             self._decoded[burst.request] += burst.tokens
             self._finish[burst.request] = burst.finish
 
     def watch(self, request: int, tokens: int) -> None:
         """Nothing to do: all moments are at hand."""
 
-    def abort(self, request: int) -> None:
+    def abort(self, request: int) -> Left:
         self._engine.abort(request)
         del self._shown[request]
+        return Left(0, None)
 
     def pause(self, now_ns: int) -> None:
-        self._engine.pause(now_ns)
+        del now_ns
+        self._engine.pause(self._now_ns)
 
     def resume(self, now_ns: int) -> None:
-        self._engine.resume(now_ns)
+        del now_ns
+        self._engine.resume(self._now_ns)
         self._run_engine()
 
-    def next_ns(self) -> int | None:
-        return 0 if self._to_show() else None
+    def step_end_ns(self, now_ns: int) -> None:
+        """It is between steps, always."""
+
+    def reset_prefix_cache(self) -> bool:
+        return self._engine.reset_prefix_cache()
+
+    def set_weight_version(self, version: int) -> int:
+        self._engine.set_weight_version(version)
+        return 0
+
+    stuck: str | None = None
+
+    def start(self, now_ns: int) -> None:
+        """Nothing to do: it has started and ended."""
+
+    def next_moment(self) -> Moment | None:
+        return Moment(0, False) if self._to_show() else None
 
     def _to_show(self) -> list[Burst]:
         bursts = []
@@ -86,7 +116,7 @@ class HoldingEngine:
     def flush(self, now_ns: int) -> list[Burst]:
         del now_ns
         bursts = self._to_show()
-        for request, tokens, finish in bursts:
+        for request, tokens, finish, _ in bursts:
             self._shown[request] += tokens
             if finish is not None:
                 del self._shown[request]
@@ -106,10 +136,11 @@ def _feed(late: "asyncio.Future[Any]", call: Callable[[], "asyncio.Future[Any]"]
 
 
 def _settle(late: "asyncio.Future[Any]", done: "asyncio.Future[Any]") -> None:
+    error = None if done.cancelled() else done.exception()
     if done.cancelled():
         late.cancel()
-    elif done.exception() is not None:
-        late.set_exception(done.exception())
+    elif error is not None:
+        late.set_exception(error)
     else:
         late.set_result(done.result())
 
@@ -184,6 +215,8 @@ class _LedWire(Wire):
 class LedWorld(World):
     """One simulated run of a Case through observed points. `leader.missed`: where it left them."""
 
+    engine_class = TimedEngine
+
     def __init__(self, case: Case, sut: Sut, points: Points) -> None:
         self._points = points
         self.answers: dict[RequestKey, Answer] = {}
@@ -197,7 +230,14 @@ class LedWorld(World):
 
     def make_engine(self) -> DecodeEngine:
         """The fake engine under the holds."""
-        return ConstantRate(_TOKEN_NS, 0)
+        config = EngineConfig(
+            num_gpu_blocks=_ROOM_TOKENS,
+            block_size=16,
+            max_num_seqs=1024,
+            max_num_batched_tokens=8192,
+            max_model_len=_ROOM_TOKENS,
+        )
+        return self.engine_class(Engine(config), Constant(1))
 
     def _make_wire(self, triggers: Triggers) -> Wire:
         wire = _LedWire(self.case.transport, self._loop, self.trace, triggers)

@@ -1,4 +1,4 @@
-"""The points of a run: what happened on the real engine, and in which order, and the same order imposed on a simulation.
+"""The points of a run: what happened on the real engine in which order, and a simulation led through the same order.
 
 A point is something that one part of a world does to another: a message reaches the balancer, a request reaches a
 server, a request ends by itself, a server closes its gate, cuts its requests off, takes new weights, opens again, a
@@ -154,7 +154,7 @@ class Leader:
         name, t_ns = self._order[self._next]
         if t_ns > self._loop.now_ns:
             self._checking = True
-            self._loop.call_at(t_ns / 1e9, self._check)
+            self._loop.call_at_ns(t_ns, self._check)
             return
         self._next += 1
         self._arrived.pop(name)()

@@ -69,6 +69,14 @@ def settle_grant(budget: Budget, prompt_tokens: int, params: dict[str, Any]) -> 
     return Granted(0, 0, max(1, min(wanted, room)), rule, wanted, room)
 
 
+def delta_params(**arguments: Any) -> Any:
+    """vLLM's SamplingParams for a request that delivers its tokens as they come."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(detokenize=False, output_kind=RequestOutputKind.DELTA, **arguments)
+
+
 @dataclass(slots=True)
 class _Live:
     request: int
@@ -190,21 +198,16 @@ class RealRolloutServer:
         self, session: int, prompt_tokens: int, max_tokens: int, wants_log_probs: bool, rest: dict[str, Any]
     ) -> Any:
         """vLLM's SamplingParams; refuses what it does not know, such as a second spelling of the limit."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         stop_after = self._model.stop_after(session, prompt_tokens)
         stopping: dict[str, Any] = {}
         if stop_after is not None and stop_after <= max_tokens:
             # Random weights stop nowhere. One token is wanted above all and barred until it is its turn.
             token = self._vocabulary.stop_token
             stopping = {"min_tokens": stop_after - 1, "stop_token_ids": [token], "logit_bias": {token: 100.0}}
-        return SamplingParams(
+        return delta_params(
             max_tokens=max_tokens,
             logprobs=0 if wants_log_probs else None,
             ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
             extra_args={SLOW_AT: self._slow_at(session)},
             **stopping,
             **rest,
@@ -340,6 +343,9 @@ class RealRolloutServer:
         self._note("version", self.replica)
         self.version = global_steps
         self._trace.add(VersionChanged(self._loop.now_ns, self.replica, global_steps))
+
+    def book(self) -> None:
+        """Nothing to do: tokens are on the trace as they come."""
 
     def live_request_ids(self, session: int) -> list[str]:
         """The ids of a session's requests in the engine."""

@@ -4,17 +4,17 @@ import asyncio
 import random
 import selectors
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from gpu_checks.points import Answer, Points, Recorder, RequestKey
 from gpu_checks.real_server import RealRolloutServer, Vocabulary
 from sim.case import Case
+from sim.clock import NS_PER_S
 from sim.faults import Stage, Triggers
 from sim.server import Model
 from sim.sut.interface import Sut
-from sim.trace import Delivered, Discarded, Sent, WorldEnded
+from sim.trace import WorldEnded
 from sim.transport import Wire
 from sim.world import World, _log_tap, liveness_bound_s
 
@@ -55,7 +55,11 @@ class RealLoop(asyncio.SelectorEventLoop):
     @property
     def now_ns(self) -> int:
         """Nanoseconds of this loop's time."""
-        return int(self.time() * 1e9)
+        return int(self.time() * NS_PER_S)
+
+    def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        """`call_at`, in nanoseconds."""
+        return self.call_at(when_ns / NS_PER_S, callback, *args)
 
 
 class SeededChoices:
@@ -99,6 +103,7 @@ class RealWorld(World):
         self._engines = engines
         self._vocabulary = Vocabulary(vocabulary_size)
         self._started_ns = 0
+        self._wire: Wire | None = None
         self._recorder = Recorder(lambda: loop.now_ns - self._started_ns)
         self.answers: dict[RequestKey, Answer] = {}
         super().__init__(case, sut)
@@ -135,14 +140,11 @@ class RealWorld(World):
         return "done"
 
     async def _quiet(self) -> None:
-        """Until every request and message has come to its end."""
+        """Until every call and message has come to its end."""
         assert self._balancer is not None
-        while self._requests_under_way() or self._balancer.messages_in_flight:
+        assert self._wire is not None
+        while self._wire.calls_under_way or self._balancer.messages_in_flight:
             await asyncio.sleep(_QUIET_POLL_S)
-
-    def _requests_under_way(self) -> int:
-        kinds = Counter(type(event) for event in self.trace.events)
-        return kinds[Sent] - kinds[Delivered] - kinds[Discarded]
 
     async def _clear_up(self) -> None:
         """Leaves the engines idle for the next case."""
@@ -160,6 +162,7 @@ class RealWorld(World):
         wire = _RecordedWire(self.case.transport, self._loop, self.trace, triggers)
         wire.recorder = self._recorder
         wire.choices = SeededChoices(self.case.seed)
+        self._wire = wire
         return wire
 
     def _make_server(self, replica: int, model: Model, triggers: Triggers) -> Any:

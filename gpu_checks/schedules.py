@@ -28,7 +28,7 @@ FIELDS = ("scheduled", "cached", "preempted", "running", "waiting", "emitted", "
 
 _FIRST_OUTPUT = 64
 _OUTPUTS_APART = 64
-"""Prompts are written in the tokens below, outputs of up to so many in those above: a vocabulary of 512 has room for 7."""
+"""Prompts are written in the tokens below, outputs of up to so many in those above: 512 have room for 7."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,11 @@ def fixed_loads() -> Iterator[Load]:
     yield writer.load("more requests than seats")
 
     writer = _Writer()
+    writer.add(1, "l0", _prompt(20), 30)
+    writer.abort(12, "l0")
+    yield writer.load("an abort that leaves nothing")
+
+    writer = _Writer()
     for number, length in enumerate((130, 158, 140)):
         writer.add(1, f"c{number}", _prompt(length, 17 * number), 60)
     yield writer.load("the end of the context")
@@ -134,6 +139,7 @@ class RealCore:
         self._core = core
         self._scheduler = core.scheduler
         self._seen: set[str] = set()
+        self._next_token: dict[str, int] = {}
 
     def add(self, request_id: str, prompt: list[int], max_tokens: int, stop_at: int | None, base: int) -> None:
         from vllm import SamplingParams
@@ -149,6 +155,7 @@ class RealCore:
         request = EngineCoreRequest(request_id, prompt, None, params, None, 0.0, None, None, None)
         self._core.add_request(*self._core.preprocess_add_request(request))
         self._seen.discard(request_id)
+        self._next_token[request_id] = base
 
     def abort(self, request_id: str) -> None:
         self._core.abort_requests([request_id])
@@ -182,12 +189,21 @@ class RealCore:
         finally:
             self._scheduler.schedule = schedule
         made = [output for batch in outputs.values() for output in batch.outputs]
+        for output in made:
+            self._check_script(output.request_id, output.new_token_ids)
         step["emitted"] = {output.request_id: len(output.new_token_ids) for output in made if output.new_token_ids}
         step["finished"] = {
             output.request_id: str(output.finish_reason) for output in made if output.finish_reason is not None
         }
         step["free_blocks"] = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         return step
+
+    def _check_script(self, request_id: str, token_ids: list[int]) -> None:
+        """Caching and stops depend on the tokens: they must be those that the simulation is told of."""
+        first = self._next_token[request_id]
+        self._next_token[request_id] += len(token_ids)
+        written = list(range(first, self._next_token[request_id]))
+        assert list(token_ids) == written, f"{request_id} was to write {written} and wrote {list(token_ids)}"
 
     def _is_new(self, new: Any) -> bool:
         """Whether it is admitted for the first time: vLLM's second runner lists preempted ones as new again."""
@@ -216,7 +232,7 @@ def real_core(model_folder: str) -> Iterator[RealCore]:
         logits_processors=PROCESSORS,
         async_scheduling=False,
         distributed_executor_backend="uni",
-        **({"gpu_memory_utilization": 0.2} if on_cuda() else {}),
+        **({"gpu_memory_utilization": 0.05} if on_cuda() else {}),
         **settings,
     )
     config = args.create_engine_config()
@@ -257,7 +273,9 @@ class Schedule:
 def schedule_of(load: Load, core: RealCore) -> Schedule:
     """The real engine's schedule, from an empty cache until it is idle. Idle steps are left out."""
     core.reset(reset_running_requests=True)
-    events, happened, steps = list(load.events), [], []
+    events = list(load.events)
+    happened: list[tuple[int, str, dict[str, Any], Any]] = []
+    steps: list[dict[str, Any]] = []
     for number in range(1, STEPS_MAX + 1):
         while events and events[0][0] <= number:
             _, kind, arguments = events.pop(0)
@@ -276,12 +294,15 @@ def first_difference(real: Schedule, make_engine: MakeEngine = Engine) -> str | 
     """Where sim.engine's schedule leaves the real one; None where every step is equal."""
     engine = make_engine(EngineConfig(**SETTINGS))
     events = list(real.happened)
-    for number, step in enumerate(real.steps):
+    # After the last step, too: an abort may leave both idle.
+    for number, step in enumerate([*real.steps, None]):
         while events and events[0][0] <= number:
             _, kind, arguments, answer = events.pop(0)
             ours = _happen(engine, kind, arguments)
             if ours != answer:
                 return f"before step {number + 1}: {kind} answers {answer} on vLLM, {ours} simulated"
+        if step is None:
+            break
         simulated = engine.step()
         for name in FIELDS:
             ours = getattr(simulated, name)

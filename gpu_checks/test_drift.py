@@ -12,7 +12,7 @@ import pytest
 from gpu_checks.engines import RealEngines, vllm_version
 
 RELIES = {
-    "pause's words": "verl passes wait_for_inflight_requests: accepted up to 0.31, a TypeError from 0.32; mode= from 0.24",
+    "pause's words": "verl passes wait_for_inflight_requests: taken up to 0.31, a TypeError from 0.32; mode= from 0.24",
     "pause(abort)": "a weight update counts on partial tokens and on nothing being left when it returns",
     "pause(wait)": "requests run to their end before the pause is there",
     "pause(keep)": "requests stand still, and go on after the resume",
@@ -21,7 +21,7 @@ RELIES = {
     "abort by id": "the named request ends with what it has; an unknown name is no error",
     "shared id": "two live requests may have one id; an abort of it ends both",
     "cache reset": "False while requests run, unless they are reset too; S3 needs to know",
-    "limits": "max_tokens below 1 is a VLLMValidationError, a ValueError up to 0.24 and none from 0.28 on; the default is 16",
+    "limits": "max_tokens below 1 is a VLLMValidationError, a ValueError up to 0.24, none from 0.28; the default is 16",
     "unknown parameter": "a second spelling of the limit is a TypeError",
     "long prompts": "one that fills the context is refused, and a longer one with another message",
     "context's end": "prompt + max_tokens beyond the context is cut there, and called length",
@@ -48,12 +48,13 @@ def params(max_tokens: int | None = 8, **more: Any) -> Any:
 
 async def generate(engine: Any, name: str, prompt_tokens: int = 16, **more: Any) -> Result:
     """One request to its end."""
-    count, output = 0, None
-    async for output in engine.generate({"prompt_token_ids": [5] * prompt_tokens}, params(**more), name):
-        count += 1
-    assert output is not None
-    (completion,) = output.outputs
-    return Result(len(completion.token_ids), completion.finish_reason, count)
+    calls = engine.generate({"prompt_token_ids": [5] * prompt_tokens}, params(**more), name)
+    return _result([output async for output in calls])
+
+
+def _result(outputs: list[Any]) -> Result:
+    (completion,) = outputs[-1].outputs
+    return Result(len(completion.token_ids), completion.finish_reason, len(outputs))
 
 
 async def started(engine: Any, name: str, max_tokens: int = 4000) -> "asyncio.Task[Result]":
@@ -61,12 +62,11 @@ async def started(engine: Any, name: str, max_tokens: int = 4000) -> "asyncio.Ta
     first = asyncio.Event()
 
     async def follow() -> Result:
-        count, output = 0, None
+        outputs = []
         async for output in engine.generate({"prompt_token_ids": [5] * 16}, params(max_tokens), name):
-            count += 1
+            outputs.append(output)
             first.set()
-        assert output is not None
-        return Result(len(output.outputs[0].token_ids), output.outputs[0].finish_reason, count)
+        return _result(outputs)
 
     task = asyncio.ensure_future(follow())
     await asyncio.wait_for(first.wait(), 600)

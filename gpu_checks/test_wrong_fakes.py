@@ -12,10 +12,10 @@ from gpu_checks.engines import RealEngines
 from gpu_checks.led_world import LedWorld
 from gpu_checks.replay import RealRun, run_on_vllm, simulate_again
 from gpu_checks.schedules import Load, Schedule, first_difference, fixed_loads
-from sim.budget import Grant
+from sim.budget import Grant, take_grant
 from sim.case import AbortAll, AfterSent, AfterTokens, Case, Session, Turn, WeightUpdate
-from sim.decode import ConstantRate, DecodeEngine
 from sim.engine import Engine, EngineConfig
+from sim.engine.timed import TimedEngine
 from sim.server import FakeRolloutServer
 from sim.sut.interface import Sut
 from sim.sut.registry import load_sut
@@ -55,34 +55,30 @@ class ForgetsToAbort(FakeRolloutServer):
 SERVERS = (LosesATokenAtAnAbort, KeepsItsOldVersion, RefusesInsteadOfParking, ForgetsToAbort)
 
 
-class OneTokenMore(ConstantRate):
+class OneTokenMore(TimedEngine):
     """Goes one token past its limit."""
 
-    def add(self, now_ns: int, request: int, prompt_tokens: int, max_tokens: int, stop_after: int | None) -> None:
-        super().add(now_ns, request, prompt_tokens, max_tokens + 1, stop_after)
+    def add(self, now_ns: int, request: int, prompt_ids: Any, max_tokens: int, stop_after: int | None) -> None:
+        super().add(now_ns, request, prompt_ids, max_tokens + 1, stop_after)
 
 
-class LengthBeforeStop(ConstantRate):
+class LengthBeforeStop(TimedEngine):
     """Calls a stop on the last token a length."""
 
-    def add(self, now_ns: int, request: int, prompt_tokens: int, max_tokens: int, stop_after: int | None) -> None:
-        super().add(now_ns, request, prompt_tokens, max_tokens, None if stop_after == max_tokens else stop_after)
+    def add(self, now_ns: int, request: int, prompt_ids: Any, max_tokens: int, stop_after: int | None) -> None:
+        super().add(now_ns, request, prompt_ids, max_tokens, None if stop_after == max_tokens else stop_after)
 
 
 def _grants(difference: int) -> Callable[..., Grant]:
-    true_grant = sim.server.take_grant
-
     def grant(*args: Any) -> Grant:
-        right = true_grant(*args)
+        right = take_grant(*args)
         return right._replace(tokens=right.tokens + difference)
 
     return grant
 
 
 def _reasons(**changed: str) -> dict[str, Any]:
-    reasons = {dialect: dict(reasons) for dialect, reasons in sim.server.STOP_REASONS.items()}
-    reasons["vllm"].update(changed)
-    return reasons
+    return {**sim.server.STOP_REASONS, "vllm": {**sim.server.STOP_REASONS["vllm"], **changed}}
 
 
 CASE = Case(
@@ -114,10 +110,9 @@ def test_wrong_server_is_found_out(server: type[FakeRolloutServer], real_run: Re
 
 
 @pytest.mark.parametrize("engine", [OneTokenMore, LengthBeforeStop], ids=lambda engine: engine.__name__)
-def test_wrong_end_is_found_out(engine: type[ConstantRate], real_run: RealRun) -> None:
+def test_wrong_end_is_found_out(engine: type[TimedEngine], real_run: RealRun) -> None:
     class WrongWorld(LedWorld):
-        def make_engine(self) -> DecodeEngine:
-            return engine(1, 0)
+        engine_class = engine
 
     assert simulate_again(real_run, make_world=WrongWorld)
 

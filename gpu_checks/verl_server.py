@@ -23,8 +23,8 @@ HOME = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 CLASS = "vLLMHttpServer"
 
 HOW_TO_INSTALL = (
-    "needs verl beside vLLM: pip install --no-deps --target DIR verl==0.9.1, what it imports (ray, tensordict, torchdata, "
-    "omegaconf, hydra-core, codetiming, cachetools, dill, pandas, orjson), and --verl DIR"
+    "needs verl beside vLLM: pip install --no-deps --target DIR verl==0.9.1, what it imports (ray, tensordict, "
+    "torchdata, omegaconf, hydra-core, codetiming, cachetools, dill, pandas, orjson), and --verl DIR"
 )
 
 
@@ -156,8 +156,8 @@ def _make(home: Any, engine: Any, budget: Budget) -> Any:
     context = SimpleNamespace(get_job_id=lambda: "rollcage")
     with (
         mock.patch.dict("os.environ"),
-        mock.patch.object(home.ray, "get_runtime_context", lambda: context),
-        mock.patch.object(home.ray.util, "get_node_ip_address", lambda: "127.0.0.1"),
+        mock.patch.object(home.ray, "get_runtime_context", return_value=context),
+        mock.patch.object(home.ray.util, "get_node_ip_address", return_value="127.0.0.1"),
     ):
         server = Server(
             config=rollout_config(budget),

@@ -15,6 +15,8 @@ import pytest
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
 
+OWN_OPTIONS = ("--model", "--engine-arg", "--gpu-memory-utilization", "--replicas", "--case", "--full-size", "--verl")
+
 TITLE = """# What the checks came to
 
 Written by `python -m gpu_checks.write_results`; each section is replaced by the next run on the same device and vLLM.
@@ -61,6 +63,21 @@ def merged(text: str, new: str) -> str:
     return "\n".join([TITLE, *sorted([*kept, new])])
 
 
+def shown(options: list[str]) -> list[str]:
+    """The options that say what was checked, without the folders of this machine."""
+    kept: list[str] = []
+    own = False
+    for option in options:
+        name, equals, value = option.partition("=")
+        if option.startswith("-"):
+            own = name in OWN_OPTIONS
+            if own:
+                kept.append(name + equals + Path(value).name)
+        elif own:
+            kept.append(Path(option).name)
+    return kept
+
+
 def main(options: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "results.json"
@@ -69,9 +86,8 @@ def main(options: list[str]) -> int:
             print("no results: the engine never came up", file=sys.stderr)
             return int(code) or 1
         data = json.loads(path.read_text())
-    shown = [Path(option).name if "/" in option else option for option in options]
     text = RESULTS.read_text() if RESULTS.exists() else ""
-    RESULTS.write_text(merged(text, section(data, datetime.date.today(), shown)))
+    RESULTS.write_text(merged(text, section(data, datetime.date.today(), shown(options))))
     return int(code)
 
 

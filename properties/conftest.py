@@ -30,42 +30,55 @@ def _planted_names(metafunc: pytest.Metafunc) -> list[str]:
 @pytest.fixture
 def gate(named_suts, pytestconfig, request):
     """Searches the named SUTs (the clean built-in one by default): what is found must be in the corpus."""
+    from sim.sut.interface import SutError
     from sim.sut.registry import CLEAN, load_sut
     from sim.testing import assert_only_known, known_violations, search
 
     kind = request.module.KIND
-    _skip_other_kinds(pytestconfig, kind)
+    skip_other_kinds(pytestconfig, kind)
 
     def run() -> None:
         for sut in named_suts or [load_sut(CLEAN)]:
-            campaign = search(
-                sut,
-                kind,
-                worlds=pytestconfig.getoption("--worlds"),
-                seed=pytestconfig.getoption("--search-seed"),
-            )
-            print(f"{sut.key}: {campaign.worlds} worlds, found {[find.invariant for find in campaign.finds]}")
-            assert_only_known(campaign, known_violations(CORPUS, sut.key))
+            known = known_violations(CORPUS, sut.key)
+            try:
+                campaign = search(
+                    sut,
+                    kind,
+                    worlds=pytestconfig.getoption("--worlds"),
+                    seed=pytestconfig.getoption("--search-seed"),
+                    known=known,
+                )
+            except SutError as error:
+                pytest.fail(f"error: {error}", pytrace=False)
+            found = [find.invariant for find in campaign.finds]
+            print(f"{sut.key}: {campaign.worlds} worlds, known {sorted(campaign.seen)}, found {found}")
+            assert_only_known(campaign, known)
 
     return run
 
 
 @pytest.fixture
 def catch(named_suts, pytestconfig, request):
-    """Searches a planted bug for its own invariant and returns the find."""
+    """Searches a planted bug for its own invariant and returns the find, which a person can read."""
+    from sim.case import dumps
     from sim.sut.planted import PLANTED
     from sim.sut.registry import load_sut
     from sim.testing import search
 
     if named_suts:
         pytest.skip("planted bugs are searched when no --sut is named")
-    _skip_other_kinds(pytestconfig, request.module.KIND)
+    skip_other_kinds(pytestconfig, request.module.KIND)
 
     def run(planted_name: str):
         number = PLANTED[planted_name].invariant
         sut = load_sut(f"reference:{planted_name}")
         campaign = search(sut, request.module.KIND, worlds=WORLDS_TO_CATCH, numbers=(number,))
         assert campaign.finds, f"{sut.name} was not caught by {number} in {campaign.worlds} worlds"
+        case = campaign.finds[0].case
+        most_sessions, most_faults = MOST_PARTS.get(planted_name, (2, 2))
+        assert len(case.sessions) <= most_sessions, dumps(case)
+        assert len(case.faults) <= most_faults, dumps(case)
+        assert len(case.schedule.deviations) <= 3, dumps(case)
         return campaign.finds[0]
 
     return run
@@ -73,8 +86,23 @@ def catch(named_suts, pytestconfig, request):
 
 WORLDS_TO_CATCH = 3000
 
+MOST_PARTS = {"favourite": (48, 0)}
+"""Sessions and faults of the smallest case, where it takes many to tell favour from chance."""
 
-def _skip_other_kinds(pytestconfig: pytest.Config, kind: str) -> None:
+
+@pytest.fixture
+def of_wanted_kind(pytestconfig):
+    """Skips what is about an invariant of a kind that --kind leaves out."""
+    from sim.invariants import INVARIANTS
+
+    def check(number: str | None) -> None:
+        if number is not None:
+            skip_other_kinds(pytestconfig, INVARIANTS[number].kind)
+
+    return check
+
+
+def skip_other_kinds(pytestconfig: pytest.Config, kind: str) -> None:
     wanted = pytestconfig.getoption("--kind")
     if wanted and kind not in wanted:
         pytest.skip(f"kind {kind} is not among --kind {', '.join(wanted)}")

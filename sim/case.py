@@ -6,11 +6,15 @@ Times are seconds of virtual time, lengths are tokens. `UNSET` (the field is abs
 `null` and `false` are three different things wherever a config value may be any of them.
 """
 
+import functools
 import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, inspect
+
+from sim.engine.config import EngineConfig
+from sim.engine.latency import Affine, Constant, Fitted, Latency, Roofline
 
 FORMAT: Literal[1] = 1
 """Version of the JSON layout. A change that older files cannot express raises it."""
@@ -67,11 +71,99 @@ class Budget(_Data, frozen=True):
         return self.response_length if self.client_view is None else self.client_view.response_length
 
 
+class EngineSettings(_Data, frozen=True):
+    """The settings of a replica's engine, under vLLM's names; the defaults are those of verl's rollouts.
+
+    `num_gpu_blocks` counts the null block. Null: as on a GPU with 30 GB to spare for the KV of a 7B model, or what
+    one request of max_model_len needs, if that is more. `max_num_seqs` null: 1024, or `max_num_batched_tokens` where
+    that is fewer, as vLLM lowers it.
+    """
+
+    num_gpu_blocks: Annotated[int, Meta(ge=2, le=MAX_TOKENS)] | None = None
+    block_size: Annotated[int, Meta(ge=1, le=65_536)] = 16
+    max_num_seqs: PositiveTokens | None = None
+    max_num_batched_tokens: PositiveTokens = 8192
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    long_prefill_token_threshold: Tokens = 0
+    watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - settings are plain data, equal ones share the result
+    def config(self, max_model_len: int) -> EngineConfig:
+        """For an engine; a CaseError for what vLLM would not start with."""
+        where = "server.engine"
+        needed_blocks = 1 - -max_model_len // self.block_size
+        num_gpu_blocks = max(_NUM_GPU_BLOCKS, needed_blocks) if self.num_gpu_blocks is None else self.num_gpu_blocks
+        if num_gpu_blocks < needed_blocks:
+            raise CaseError(
+                f"{where}.num_gpu_blocks is {num_gpu_blocks}: a request of max_model_len ({max_model_len} tokens) needs"
+                f" {needed_blocks} blocks of {self.block_size}, the null block included, and vLLM would not start"
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < max_model_len:
+            raise CaseError(
+                f"{where}.max_num_batched_tokens is {self.max_num_batched_tokens}: with enable_chunked_prefill false it"
+                f" must be at least max_model_len ({max_model_len}), or vLLM would not start"
+            )
+        max_num_seqs = self.max_num_seqs or min(_MAX_NUM_SEQS, self.max_num_batched_tokens)
+        if max_num_seqs > self.max_num_batched_tokens:
+            raise CaseError(
+                f"{where}.max_num_seqs is {max_num_seqs}: more than max_num_batched_tokens"
+                f" ({self.max_num_batched_tokens}), and vLLM would not start"
+            )
+        if self.long_prefill_token_threshold > max_model_len:
+            raise CaseError(
+                f"{where}.long_prefill_token_threshold is {self.long_prefill_token_threshold}: more than max_model_len"
+                f" ({max_model_len}), and vLLM would not start"
+            )
+        return EngineConfig(
+            num_gpu_blocks=num_gpu_blocks,
+            block_size=self.block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=max(2, max_model_len),
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            enable_prefix_caching=self.enable_prefix_caching,
+            scheduling_policy=self.scheduling_policy,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            watermark=self.watermark,
+        )
+
+
+_USUAL_ENGINE = EngineSettings()
+_NUM_GPU_BLOCKS = 32_768
+_MAX_NUM_SEQS = 1024
+
+
+class RooflineLatency(_Data, frozen=True, tag_field="latency", tag="roofline"):
+    """A step takes what `hardware` needs at its peak for a model's weights, KV and sums; see `sim.engine.latency`."""
+
+    hardware: str
+    model: str
+    tensor_parallel_size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    overhead_s: Seconds = 0.0
+
+
+class FittedLatency(_Data, frozen=True, tag_field="latency", tag="fitted"):
+    """A step takes `fixed_s`, and so much for each token that it schedules and for each token in its KV. The figures
+    are those that `sim.engine.latency.Fitted` finds in measurements."""
+
+    fixed_s: Seconds
+    scheduled_token_s: Seconds = 0.0
+    kv_token_s: Seconds = 0.0
+
+
+LatencyModel: TypeAlias = RooflineLatency | FittedLatency
+
+
 class ServerSettings(_Data, frozen=True):
-    """How a replica behaves: the dialect of its grants, its gate, and how long its work takes.
+    """How a replica behaves: the dialect of its grants, its gate, its engine, and how long its work takes.
 
     `submission_gate`: verl 0.9.1's servers park (or reject) what arrives between an abort and its resume;
     without it the paused engine queues it. `admission_s`: from passing the gate to being in the engine.
+    A step of the engine takes `token_time_s`, and `prefill_s` more if it computes any prompt, unless `latency` says
+    otherwise. `engine` null: there are no steps and no KV, and each request decodes a token each `token_time_s` after
+    `prefill_s`, however many there are.
     """
 
     dialect: Dialect = "vllm"
@@ -79,6 +171,26 @@ class ServerSettings(_Data, frozen=True):
     token_time_s: Seconds = 0.01
     prefill_s: Seconds = 0.0
     admission_s: Seconds = 0.0
+    engine: EngineSettings | None = EngineSettings()
+    latency: LatencyModel | None = None
+
+    def make_latency(self) -> Latency:
+        """How long the engine's steps take; a CaseError for hardware or a model that is unknown."""
+        match self.latency:
+            case RooflineLatency(hardware, model, tensor_parallel_size, overhead_s):
+                try:
+                    return Roofline(
+                        hardware,
+                        model,
+                        tensor_parallel_size=tensor_parallel_size,
+                        overhead_ns=round(overhead_s * 10**9),
+                    )
+                except ValueError as error:
+                    raise CaseError(f"server.latency: {error}") from None
+            case FittedLatency(fixed_s, scheduled_token_s, kv_token_s):
+                return Fitted(Affine(*(round(part_s * 10**15) for part_s in (fixed_s, scheduled_token_s, kv_token_s))))
+            case None:
+                return Constant(round(self.token_time_s * 10**9), round(self.prefill_s * 10**9))
 
 
 class Router(_Data, frozen=True):
@@ -141,11 +253,13 @@ class WeightUpdate(_Data, frozen=True, tag_field="fault", tag="weight_update"):
 
     `leaving`: replicas that leave the balancer first and reject what still arrives, then are added again and the
     sticky cache is cleared (the hybrid replicas of verl's separate-async trainer). Empty: its colocated trainer.
+    `reset_prefix_cache`: whether the abort clears the prefix cache, as verl has it.
     """
 
     at: When
     pause_s: Seconds = 1.0
     leaving: tuple[Index, ...] = ()
+    reset_prefix_cache: bool = True
 
 
 class AbortAll(_Data, frozen=True, tag_field="fault", tag="abort_all"):
@@ -154,6 +268,7 @@ class AbortAll(_Data, frozen=True, tag_field="fault", tag="abort_all"):
     at: When
     replica: Index
     pause_s: Seconds = 0.0
+    reset_prefix_cache: bool = True
 
 
 class AbortRequest(_Data, frozen=True, tag_field="fault", tag="abort_request"):
@@ -241,6 +356,13 @@ class Case(_Data, frozen=True):
                 f"budget.max_model_len is {context_tokens}: it may not exceed "
                 f"budget.max_position_embeddings ({self.budget.max_position_embeddings})"
             )
+        engine = self.server.engine
+        if engine is not None and engine != _USUAL_ENGINE:
+            engine.config(context_tokens)
+        if self.server.latency is not None:
+            if engine is None:
+                raise CaseError("server.latency is set: it is the time of an engine's steps, and server.engine is null")
+            self.server.make_latency()
         for i, session in enumerate(self.sessions):
             if session.prompt_tokens > context_tokens:
                 raise CaseError(

@@ -2,31 +2,40 @@
 
 import importlib
 import json
+import math
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 if TYPE_CHECKING:
     from sim.corpus import Entry, Replay
-    from sim.search.campaign import Campaign, Find
+    from sim.search.campaign import Campaign
     from sim.sut.interface import Sut
 
 UNUSABLE = 2
 """Exit code for arguments or files that cannot be used."""
+OUR_FAULT = 3
+"""Exit code when rollcage itself fails."""
+INTERRUPTED = 130
 
-_KINDS = ("budget", "lifecycle", "routing", "liveness", "harness")
+_KINDS = ("budget", "lifecycle", "routing", "staleness", "liveness", "harness")
 _DEMONSTRATION = ("reference:deferred", "reference:pinned")
 _DEMONSTRATED = "B1"
 _DEMONSTRATION_WORLDS = 1500
 _DEFAULT_SECONDS = 10.0
+_MOST_SECONDS = 1e6
 _RESCUE_FOLDER = Path("found")
 
 
-_ELSEWHERE = {"preflight": "sim.preflight.command"}
+_ELSEWHERE = {"preflight": "sim.preflight.command", "waste": "sim.waste.command"}
 """Commands that live in rooms of their own: command → module with a click command of that name."""
 
 
@@ -42,6 +51,13 @@ class _Group(click.Group):
             return command
         return super().get_command(ctx, cmd_name)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            sys.exit(INTERRUPTED)
+
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="rollcage")
@@ -51,16 +67,40 @@ def main() -> None:
 
 
 @contextmanager
-def _errors_said() -> Iterator[None]:
-    """Turns what a person can act on into one line and exit code 2."""
+def _guarded() -> Iterator[None]:
+    """For all that may run a SUT: what it prints goes to standard error, and what a person can act on is one line."""
     from sim.case import CaseError
     from sim.sut.interface import SutError
 
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     except (CaseError, SutError) as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(UNUSABLE)
+
+
+class _Stopping:
+    """Ctrl-C asks the search to stop after the world that is running; a second one stops it at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> "_Stopping":
+        self._before = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, _number: int, _frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        click.echo("\nstopping; once more to stop at once", err=True)
 
 
 def _load_suts(names: tuple[str, ...]) -> "list[Sut]":
@@ -72,6 +112,13 @@ def _load_suts(names: tuple[str, ...]) -> "list[Sut]":
 # hunt
 
 
+def _finite(_ctx: click.Context, _parameter: click.Parameter, value: float | None) -> float | None:
+    """No range keeps NaN out."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("nan is not a time")
+    return value
+
+
 @main.command()
 @click.option(
     "--sut", "names", multiple=True, metavar="NAME", help="What to test; repeatable. Without it: a demonstration."
@@ -80,7 +127,12 @@ def _load_suts(names: tuple[str, ...]) -> "list[Sut]":
     "--against", metavar="NAME", help="Run this SUT on the same worlds and report where the two first differ."
 )
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(_KINDS), help="Which invariants; repeatable.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="How long to search a SUT (default 10).")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, _MOST_SECONDS, min_open=True),
+    callback=_finite,
+    help="How long to search a SUT (default 10).",
+)
 @click.option("--worlds", type=click.IntRange(1), help="How many worlds instead: the same finds every time.")
 @click.option("--seed", type=click.IntRange(0, 2**32), help="Seed of the search (default: a fresh one, printed).")
 @click.option("--dialect", type=click.Choice(("vllm", "sglang", "trtllm")), default="vllm", help="Whose grants.")
@@ -120,36 +172,71 @@ def hunt(
         worlds = _DEMONSTRATION_WORLDS if worlds is None and seconds is None else worlds
     elif seconds is None and worlds is None:
         seconds = _DEFAULT_SECONDS
-    with _errors_said():
-        suts = _load_suts(names)
-        other = _load_suts((against,))[0] if against is not None else None
+    if save is not None:
+        _make_folder(save)
     if seed is None:
         import secrets
 
         seed = secrets.randbelow(2**32)
     options = {"dialect": dialect, "policy": policy, "most_turns": most_turns}
-    campaigns = []
-    with _errors_said():
+    campaigns: list[Campaign] = []
+    with _guarded(), _Stopping() as stopping:
+        suts = _load_suts(names)
+        other = _load_suts((against,))[0] if against is not None else None
         for sut in suts:
             only = _DEMONSTRATED if demonstration and sut.name == _DEMONSTRATION[0] else None
-            found = _hunt_one(sut, other, kinds or _KINDS, only, seed, worlds, seconds, options)
+            found = _hunt_one(sut, other, kinds or _KINDS, only, seed, worlds, seconds, options, lambda: stopping.asked)
             campaigns.append(found)
-            if found.interrupted:
+            if found.interrupted or found.breakdown is not None:
                 break
     interrupted = any(campaign.interrupted for campaign in campaigns)
-    if interrupted and save is None and any(campaign.finds for campaign in campaigns):
+    broken = next((campaign for campaign in campaigns if campaign.breakdown is not None), None)
+    if (interrupted or broken) and save is None and any(campaign.finds for campaign in campaigns):
         save = _RESCUE_FOLDER
-    paths = _save_finds(campaigns, save) if save is not None else {}
-    if as_json:
-        click.echo(json.dumps(_hunt_json(campaigns, seed, paths)))
-    else:
-        _tell_hunt(campaigns, seed, paths, demonstration)
+    with _guarded():
+        paths = _save_finds(campaigns, save) if save is not None else {}
+        text = (
+            json.dumps(_hunt_json(campaigns, seed, paths))
+            if as_json
+            else "\n".join(_told_hunt(campaigns, seed, paths, demonstration))
+        )
+    if broken is None or any(campaign.finds for campaign in campaigns):
+        click.echo(text)
+    if broken is not None:
+        sys.exit(_tell_breakdown(broken, save))
     if interrupted:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     caught = {campaign.sut.name: bool(campaign.finds) for campaign in campaigns}
     if demonstration:
         sys.exit(0 if caught == {_DEMONSTRATION[0]: True, _DEMONSTRATION[1]: False} else 1)
     sys.exit(1 if any(caught.values()) else 0)
+
+
+def _make_folder(folder: Path) -> None:
+    """Before a search, not after it: what it finds must have a place."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise click.BadParameter(f"{folder}: cannot be written: {error.strerror}", param_hint="--save") from None
+
+
+def _tell_breakdown(campaign: "Campaign", save: Path | None) -> int:
+    """What ended a campaign before its time, and the exit code for it. A fault of ours keeps its case."""
+    from sim import corpus
+    from sim.sut.interface import SutError
+
+    breakdown = campaign.breakdown
+    assert breakdown is not None
+    if isinstance(breakdown.error, SutError):
+        click.echo(f"error: {breakdown.error}", err=True)
+        return UNUSABLE
+    traceback.print_exception(breakdown.error)
+    path = (save or _RESCUE_FOLDER) / corpus.file_name("fault", campaign.sut.key, corpus.digest_of(breakdown.case))
+    corpus.write(path, corpus.Entry(origin=f"rollcage failed: {breakdown.error!r}", case=breakdown.case))
+    click.echo(f"\nThis is a fault of rollcage, not of {campaign.sut.key}; its case is kept as {path}", err=True)
+    return OUR_FAULT
 
 
 def _hunt_one(
@@ -161,10 +248,12 @@ def _hunt_one(
     worlds: int | None,
     seconds: float | None,
     options: dict[str, Any],
+    stop: Callable[[], bool],
 ) -> "Campaign":
     """Searches the worlds of each strategy that the kinds need, the bounds shared out among them."""
     from sim.invariants import numbers_of
     from sim.search.campaign import Bounds, Campaign, run_campaign
+    from sim.search.compare import DIFFERS
     from sim.search.compare import against as compare_against
     from sim.search.strategies import STRATEGIES
 
@@ -172,21 +261,24 @@ def _hunt_one(
     for kind in kinds:
         groups.setdefault(STRATEGIES[kind], []).append(kind)
     whole = Campaign(sut, seed)
-    share = Bounds(
-        None if worlds is None else -(-worlds // len(groups)), None if seconds is None else seconds / len(groups)
-    )
     compare = None if other is None else compare_against(other)
     with _progress(sut.key, worlds, seconds) as tick:
-        for strategy, group in groups.items():
+        for index, (strategy, group) in enumerate(groups.items()):
+            if worlds is None:
+                bounds = Bounds(seconds=(seconds or 0) / len(groups))
+            else:
+                bounds = Bounds(worlds=(worlds + len(groups) - 1 - index) // len(groups))
             before = whole.worlds, whole.seconds
 
             def progress(part: Campaign, before: tuple[int, float] = before) -> None:
                 tick(before[0] + part.worlds, before[1] + part.seconds)
 
             numbers = numbers_of(group) if only is None else (only,)
-            part = run_campaign(sut, strategy(**options), numbers, seed, share, progress, compare)
+            if compare is not None:
+                numbers = (DIFFERS,)
+            part = run_campaign(sut, strategy(**options), numbers, seed, bounds, progress, compare, stop=stop)
             whole.add(part)
-            if part.interrupted:
+            if part.interrupted or part.breakdown is not None or (compare is not None and part.finds):
                 break
     return whole
 
@@ -209,13 +301,11 @@ def _progress(label: str, worlds: int | None, seconds: float | None) -> Iterator
 def _save_finds(campaigns: "list[Campaign]", folder: Path) -> "dict[int, str]":
     from sim import corpus
     from sim.invariants import INVARIANTS
-    from sim.world import run_world
 
     paths: dict[int, str] = {}
     for campaign in campaigns:
         for find in campaign.finds:
-            digest = run_world(find.case, campaign.sut).digest()
-            path = folder / corpus.file_name(find.invariant, campaign.sut.key, digest)
+            path = folder / corpus.file_name(find.invariant, campaign.sut.key, corpus.digest_of(find.case))
             observed = sorted({v.invariant for v in corpus.violations(find.case, campaign.sut)})
             entry = corpus.Entry(
                 origin=f"found by a search, seed {campaign.seed}",
@@ -233,9 +323,10 @@ def _hunt_json(campaigns: "list[Campaign]", seed: int, paths: dict[int, str]) ->
 
     seconds = sum(campaign.seconds for campaign in campaigns)
     worlds = sum(campaign.worlds for campaign in campaigns)
+    run = worlds + sum(campaign.shrink_worlds for campaign in campaigns)
     return {
         "worlds": worlds,
-        "worlds_per_s": round(worlds / seconds, 1) if seconds else 0.0,
+        "worlds_per_s": round(run / seconds, 1) if seconds else 0.0,
         "seed": seed,
         "suts": {
             campaign.sut.name: {
@@ -255,33 +346,18 @@ def _hunt_json(campaigns: "list[Campaign]", seed: int, paths: dict[int, str]) ->
     }
 
 
-def _tell_hunt(campaigns: "list[Campaign]", seed: int, paths: dict[int, str], demonstration: bool) -> None:
+def _told_hunt(campaigns: "list[Campaign]", seed: int, paths: dict[int, str], demonstration: bool) -> Iterator[str]:
+    from sim.report.explain import find_report
+
     for campaign in campaigns:
         numbers = ", ".join(find.invariant for find in campaign.finds) or "clean"
-        click.echo(
-            f"{campaign.sut.key}: {numbers}  ({campaign.worlds} worlds, {campaign.worlds_per_s:.0f}/s, seed {seed})"
-        )
+        yield f"{campaign.sut.key}: {numbers}  ({campaign.worlds} worlds, {campaign.worlds_per_s:.0f}/s, seed {seed})"
         for find in campaign.finds:
-            click.echo()
-            click.echo(_indented(_find_report(campaign.sut, find)))
-            if id(find) in paths:
-                click.echo(f"  kept as {paths[id(find)]}")
-            click.echo()
+            yield "\n" + _indented(find_report(campaign.sut, find))
+            yield f"  kept as {paths[id(find)]}\n" if id(find) in paths else ""
     if demonstration:
-        click.echo(
-            "The first client leaves the limit to the server; the second pins what is left of the budget.\n"
-            "Next: rollcage hunt --sut verl, or --sut MODULE:FACTORY for your own client."
-        )
-
-
-def _find_report(sut: "Sut", find: "Find") -> str:
-    from sim.invariants import Violation, judge
-    from sim.report.explain import world_report
-    from sim.world import run_world
-
-    trace = run_world(find.case, sut)
-    violations = [v for v in judge(find.case, trace) if v.invariant == find.invariant]
-    return world_report(find.case, sut, trace, violations or [Violation(find.invariant, find.message)])
+        yield "The first client leaves the limit to the server; the second pins what is left of the budget."
+        yield "Next: rollcage hunt --sut verl, or --sut MODULE:FACTORY for your own client."
 
 
 def _indented(text: str) -> str:
@@ -297,23 +373,30 @@ def _indented(text: str) -> str:
     "--sut", "names", multiple=True, metavar="NAME", help="On what; repeatable. Default: built-ins with a verdict."
 )
 @click.option("--corpus", type=click.Path(path_type=Path), metavar="DIR", help="Replay every case in this folder.")
+@click.option(
+    "--on", "engine", type=click.Choice(("vllm",)), help="On a real engine; the simulation must agree with it."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def replay(paths: tuple[Path, ...], names: tuple[str, ...], corpus: Path | None, as_json: bool) -> None:
+def replay(
+    paths: tuple[Path, ...], names: tuple[str, ...], corpus: Path | None, engine: str | None, as_json: bool
+) -> None:
     """Replay kept cases and compare the verdicts with those that they expect.
 
     Exit code 0: each verdict is the one expected (or the case expects none of that SUT); 1: one is not; 2: unusable.
+    On a real engine: 1 when reality and simulation differ.
     """
     from sim import corpus as kept
 
     if not paths and corpus is None:
         raise click.UsageError("name case files or folders, or give --corpus DIR")
-    with _errors_said():
+    with _guarded():
         files = kept.files([*paths, *([corpus] if corpus is not None else [])])
         entries = [(path, kept.read(path)) for path in files]
         suts = _load_suts(names)
-        replays = [
-            kept.replay(path, entry, sut) for path, entry in entries for sut in suts or _builtins_with_verdict(entry)
-        ]
+        jobs = [(path, entry, sut) for path, entry in entries for sut in suts or _builtins_with_verdict(entry)]
+        if engine is not None:
+            _replay_on_vllm(jobs, as_json)
+        replays = [kept.replay(path, entry, sut) for path, entry, sut in jobs]
     if as_json:
         rows = [{key: getattr(r, key) for key in ("path", "sut", "expected", "observed", "ok")} for r in replays]
         click.echo(json.dumps({"cases": rows}))
@@ -322,10 +405,44 @@ def replay(paths: tuple[Path, ...], names: tuple[str, ...], corpus: Path | None,
     sys.exit(1 if any(each.ok is False for each in replays) else 0)
 
 
+def _replay_on_vllm(jobs: "list[tuple[Path, Entry, Sut]]", as_json: bool) -> NoReturn:
+    """Replays on real vLLM and ends the command."""
+    try:
+        session = importlib.import_module("gpu_checks.session")
+        replays_module = importlib.import_module("gpu_checks.replay")
+    except ImportError as error:
+        click.echo(f"error: --on vllm needs the package gpu_checks of this project: {error}", err=True)
+        sys.exit(UNUSABLE)
+
+    done = 0
+
+    def tell(each: Any) -> None:
+        nonlocal done
+        done += 1
+        if sys.stderr.isatty():
+            click.echo(f"{done} of {len(jobs)}  {each.case} on {each.sut}: {each.verdict}", err=True)
+
+    try:
+        with session.engine_session() as engines:
+            replays = session.replay_all(
+                [session.Job(path.stem, entry.case, sut, entry.expected.get(sut.key)) for path, entry, sut in jobs],
+                engines,
+                tell,
+            )
+    except session.VllmUnusable as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(UNUSABLE)
+    click.echo(json.dumps(replays_module.summary(replays)) if as_json else replays_module.table(replays))
+    sys.exit(1 if any(each.verdict == "missed" for each in replays) else 0)
+
+
 def _builtins_with_verdict(entry: "Entry") -> "list[Sut]":
     from sim.sut.registry import builtin_names
 
     known = [name for name in builtin_names() if name in entry.expected]
+    if not known:
+        # A find of one's own client names it; a package's key has a version and is left to --sut.
+        known = [key for key in entry.expected if "==" not in key]
     # What is violated is what a reader wants to see first.
     known.sort(key=lambda name: not entry.expected[name])
     return _load_suts(tuple(known) or _DEMONSTRATION)
@@ -352,21 +469,41 @@ def _tell_replays(replays: "list[Replay]") -> None:
 # show
 
 
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        click.echo(f"error: {path}: cannot be written: {error.strerror}", err=True)
+        sys.exit(UNUSABLE)
+
+
 @main.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="CASE")
 @click.option("--sut", "name", metavar="NAME", help="On what (default: a built-in SUT).")
+@click.option("--timeline", type=click.Path(path_type=Path), metavar="FILE", help="Write a trace for ui.perfetto.dev.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page that needs nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-def show(path: Path, name: str | None, as_json: bool) -> None:
+def show(path: Path, name: str | None, timeline: Path | None, html: Path | None, as_json: bool) -> None:
     """Print a case's world: its attempts and grants with the arithmetic spelled out, and the verdicts."""
     from sim import corpus
     from sim.report import explain
-    from sim.world import run_world
+    from sim.world import World
 
-    with _errors_said():
+    with _guarded():
         entry = corpus.read(path)
         sut = _load_suts((name,))[0] if name is not None else _builtins_with_verdict(entry)[0]
-        trace = run_world(entry.case, sut)
+        world = World(entry.case, sut)
+        trace = world.run()
         violations = corpus.violations(entry.case, sut)
+        if timeline is not None:
+            from sim.report.timeline import timeline as laid_out
+
+            _write_text(timeline, json.dumps(laid_out(entry.case, trace)))
+        if html is not None:
+            from sim.report.page import Subject, page
+
+            subject = Subject(path.stem, entry.origin, entry.case, sut, trace, violations, world.deviations)
+            _write_text(html, page(subject))
     if as_json:
         click.echo(json.dumps(explain.as_json(sut, trace, violations)))
         return

@@ -58,6 +58,9 @@ __all__ = [
 
 NS_PER_S = 1_000_000_000
 
+_LAST = NORMAL + 1
+"""SimPy priority of what comes when all else at its instant has happened."""
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -318,12 +321,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise TypeError("when cannot be None")
         return self._timer(None if when == math.inf else to_ns(when), callback, args, context)
 
-    def call_at_ns(self, when_ns: int, callback: Callable[[*Ts], object], *args: *Ts) -> asyncio.TimerHandle:
-        """`call_at`, in nanoseconds."""
-        return self._timer(when_ns, callback, args, None)
+    def call_at_ns(
+        self, when_ns: int, callback: Callable[[*Ts], object], *args: *Ts, last: bool = False
+    ) -> asyncio.TimerHandle:
+        """`call_at`, in nanoseconds. `last`: once all else at that instant has happened, what it led to included."""
+        return self._timer(when_ns, callback, args, None, _LAST if last else NORMAL)
 
     def _timer(
-        self, when_ns: int | None, callback: Callable[..., object], args: Any, context: contextvars.Context | None
+        self,
+        when_ns: int | None,
+        callback: Callable[..., object],
+        args: Any,
+        context: contextvars.Context | None,
+        priority: int = NORMAL,
     ) -> asyncio.TimerHandle:
         if self._closed:
             self._check_closed()
@@ -334,7 +344,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         handle = _TimerHandle(when_s, callback, args, self, context)
         if when_ns is not None:
             env = self.env
-            heappush(self._queue, (max(env._now, when_ns), NORMAL, next(env._eid), handle))  # as env.schedule does
+            heappush(self._queue, (max(env._now, when_ns), priority, next(env._eid), handle))  # as env.schedule does
             handle._scheduled = True
         return handle
 

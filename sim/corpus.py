@@ -4,12 +4,13 @@ A corpus file is a JSON object: where the case comes from, the invariant that it
 each SUT (by its key: a name, or name==version) the invariants that it violates there. A bare case can be read too.
 """
 
+import hashlib
 import os
 import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -50,9 +51,11 @@ class Replay(msgspec.Struct, frozen=True):
     messages: list[str]
 
 
+_MOST_BYTES = 64 * 2**20
+"""A device file has no end."""
+
 _entry_decoder = msgspec.json.Decoder(Entry)
 _case_decoder = msgspec.json.Decoder(Case)
-_Anything = Annotated[dict[str, msgspec.Raw], None]
 
 
 def read(path: Path) -> Entry:
@@ -60,7 +63,8 @@ def read(path: Path) -> Entry:
     if path.is_dir():
         raise CaseError(f"{path}: is a directory; a case file is needed")
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES)
     except OSError as error:
         raise CaseError(f"{path}: cannot be read: {error.strerror}") from None
     fields: dict[str, msgspec.Raw] = {}
@@ -75,7 +79,17 @@ def read(path: Path) -> Entry:
         kind = Entry if "case" in fields else Case
         raise CaseError(f"{path}: {explained(error, plain_json(text), kind)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CaseError(f"{path}: {error}") from None
+        raise CaseError(f"{path}: {error}{_place(str(error), text)}") from None
+
+
+def _place(error: str, text: bytes) -> str:
+    """Line and rest of the line where a parser that counts bytes gave up."""
+    byte = re.search(r"\(byte (\d+)\)", error)
+    if byte is None:
+        return ""
+    at = int(byte[1])
+    shown = text[at:].split(b"\n", 1)[0][:20].decode("ascii", "backslashreplace")
+    return f", line {text.count(10, 0, at) + 1}: {shown}" if shown.isprintable() else ""
 
 
 def files(paths: Iterable[Path]) -> list[Path]:
@@ -117,6 +131,11 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
+def digest_of(case: Case) -> str:
+    """A hash of the case, for a name."""
+    return hashlib.blake2b(msgspec.json.encode(case), digest_size=16).hexdigest()
+
+
 def file_name(invariant: str, sut_key: str, digest: str) -> str:
     """A name for a new find."""
     return f"{invariant}-{re.sub(r'[^A-Za-z0-9.=_-]+', '-', sut_key)}-{digest[:8]}.json"
@@ -133,5 +152,5 @@ def replay(path: Path, entry: Entry, sut: Sut) -> Replay:
     found = violations(entry.case, sut)
     observed = sorted({violation.invariant for violation in found}, key=list(INVARIANTS).index)
     expected = entry.expected.get(sut.key)
-    ok = None if expected is None else sorted(expected) == sorted(observed)
+    ok = None if expected is None else set(expected) == set(observed)
     return Replay(str(path), sut.key, expected, observed, ok, [f"{v.invariant}: {v.message}" for v in found])

@@ -1,12 +1,27 @@
-"""What a server asks of an engine in virtual time, and the simplest engine that answers: a constant token time.
+"""What a server asks of an engine in virtual time, and the simplest that answers: a constant token time.
 
 All times are integer nanoseconds of virtual time. An engine never looks at a clock: its server asks when the next
 thing will happen if nothing interferes, and tells it how late it is.
 """
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
+
+Finish = Literal["stop", "length"]
+
+
+class Prefill(NamedTuple):
+    """Where the KV of a request's prompt came from, in tokens."""
+
+    computed_tokens: int
+    cached_tokens: int
+    """Found in the prefix cache when the request was admitted first."""
+    recomputed_tokens: int
+    """Computed once more after a preemption, its own output included."""
+    stale_tokens: int
+    """Of those found in the prefix cache, at any admission: computed with older weights than the present."""
 
 
 class Burst(NamedTuple):
@@ -14,29 +29,65 @@ class Burst(NamedTuple):
 
     request: int
     tokens: int
-    finish: Literal["stop", "length"] | None
+    finish: Finish | None
+    prefill: Prefill | None = None
+    """Of a request that finished, where the engine has a prefill."""
+
+
+class Left(NamedTuple):
+    """What an aborted request leaves behind."""
+
+    in_flight_tokens: int
+    """Tokens of the step under way, which nobody will get: 0 or 1."""
+    prefill: Prefill | None
+
+
+class Moment(NamedTuple):
+    """When an engine has to be called next: `advance` and, if it is the `last` thing at that instant, `start`."""
+
+    at_ns: int
+    last: bool
 
 
 class DecodeEngine(Protocol):
     """The engine behind a server."""
 
-    def add(self, now_ns: int, request: int, prompt_tokens: int, max_tokens: int, stop_after: int | None) -> None:
+    def add(
+        self, now_ns: int, request: int, prompt_ids: Sequence[int], max_tokens: int, stop_after: int | None
+    ) -> None:
         """Takes a request that ends after `max_tokens` (length), or `stop_after` (stop) if that is not later."""
 
     def watch(self, request: int, tokens: int) -> None:
-        """Makes the moment when `request` has decoded `tokens` one at which `next_ns` stops."""
+        """Makes the moment when `request` has decoded `tokens` one at which `next_moment` stops, if that is to come.
+        To be called when what it has decoded is delivered: after its `add`, a burst of it or a `flush`."""
 
-    def abort(self, request: int) -> None:
-        """Forgets a request; what it decoded until the last `advance` stays decoded."""
+    def abort(self, request: int) -> Left:
+        """Forgets a request, right after a `flush`."""
 
     def pause(self, now_ns: int) -> None:
-        """Stops decoding; what is added waits."""
+        """Admits nothing more; what is added waits. To be called between steps."""
 
     def resume(self, now_ns: int) -> None:
         """Goes on."""
 
-    def next_ns(self) -> int | None:
-        """When the next finish or watched moment is due; None when nothing will happen."""
+    def step_end_ns(self, now_ns: int) -> int | None:
+        """When the step under way ends; None between steps, which is when all but `add` and `abort` may be called."""
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets the KV of what is done; False, and nothing is done, while any request holds KV."""
+
+    def set_weight_version(self, version: int) -> int:
+        """Computes with other weights from now on. Returns how many requests keep KV of older ones."""
+
+    @property
+    def stuck(self) -> str | None:
+        """Why nothing will ever happen again unless something does from outside; None while that is not so."""
+
+    def next_moment(self) -> Moment | None:
+        """When something is due next; None when nothing will happen."""
+
+    def start(self, now_ns: int) -> None:
+        """All else at this instant has happened: the next step may start."""
 
     def advance(self, now_ns: int) -> list[Burst]:
         """What has come to a finish or a watched moment by `now_ns`. The others' tokens can wait for theirs."""
@@ -49,7 +100,7 @@ class DecodeEngine(Protocol):
 class _Live:
     request: int
     end_tokens: int
-    finish: Literal["stop", "length"]
+    finish: Finish
     start_ns: int
     """When it would have decoded its zeroth token; without meaning while it waits for a resume."""
     waiting: bool
@@ -58,7 +109,13 @@ class _Live:
 
 
 class ConstantRate:
-    """Every request decodes a token each `token_ns` after `prefill_ns`, however many there are."""
+    """No engine: every request decodes a token each `token_ns` after `prefill_ns`, however many there are.
+
+    Requests know nothing of one another, so what becomes of them can be computed without a simulation, as
+    `sim.waste.independent` does. It has no steps and no KV.
+    """
+
+    stuck: str | None = None
 
     def __init__(self, token_ns: int, prefill_ns: int) -> None:
         self._token_ns = token_ns
@@ -67,9 +124,11 @@ class ConstantRate:
         self._due: list[tuple[int, int]] = []
         self._paused = False
 
-    def add(self, now_ns: int, request: int, prompt_tokens: int, max_tokens: int, stop_after: int | None) -> None:
+    def add(
+        self, now_ns: int, request: int, prompt_ids: Sequence[int], max_tokens: int, stop_after: int | None
+    ) -> None:
         assert request not in self._live, f"request {request} is already in the engine"
-        del prompt_tokens
+        del prompt_ids
         stops = stop_after is not None and stop_after <= max_tokens
         end_tokens = stop_after if stops and stop_after is not None else max_tokens
         live = _Live(request, end_tokens, "stop" if stops else "length", now_ns + self._prefill_ns, self._paused)
@@ -87,8 +146,9 @@ class ConstantRate:
             if not live.waiting:
                 self._expect(live, tokens)
 
-    def abort(self, request: int) -> None:
+    def abort(self, request: int) -> Left:
         self._live.pop(request, None)
+        return Left(0, None)
 
     def pause(self, now_ns: int) -> None:
         assert not self._live, "a pause comes after the abort of all requests"
@@ -105,10 +165,23 @@ class ConstantRate:
                 if live.watched_tokens:
                     self._expect(live, live.watched_tokens)
 
-    def next_ns(self) -> int | None:
+    def step_end_ns(self, now_ns: int) -> None:
+        """There are no steps."""
+
+    def reset_prefix_cache(self) -> bool:
+        return not self._live
+
+    def set_weight_version(self, version: int) -> int:
+        del version
+        return 0
+
+    def next_moment(self) -> Moment | None:
         while self._due and self._due[0][1] not in self._live:
             heapq.heappop(self._due)
-        return self._due[0][0] if self._due else None
+        return Moment(self._due[0][0], False) if self._due else None
+
+    def start(self, now_ns: int) -> None:
+        """Nothing to do: there are no steps."""
 
     def advance(self, now_ns: int) -> list[Burst]:
         bursts = []

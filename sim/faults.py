@@ -117,10 +117,12 @@ async def _all(calls: "list[asyncio.Future[Any]]") -> None:
         await call
 
 
-async def _abort(stage: Stage, replicas: list[int], rejecting: set[int]) -> None:
+async def _abort(stage: Stage, replicas: list[int], *, reset_prefix_cache: bool, rejecting: set[int]) -> None:
     calls = []
     for replica in replicas:
         keywords = {"reject_request": True} if replica in rejecting else {}
+        if not reset_prefix_cache:
+            keywords["reset_prefix_cache"] = False
         calls.append(stage.handles[replica].abort_all_requests.remote(**keywords))
     await _all(calls)
 
@@ -154,7 +156,7 @@ async def update_weights(stage: Stage, fault: WeightUpdate) -> str:
             return "skipped: no replica would be left in the balancer"
         if leaving:
             await _remove(stage, leaving)
-        await _abort(stage, everyone, rejecting=set(leaving))
+        await _abort(stage, everyone, reset_prefix_cache=fault.reset_prefix_cache, rejecting=set(leaving))
         await asyncio.sleep(fault.pause_s)
         stage.version += 1
         await _all([handle.set_global_steps.remote(stage.version) for handle in stage.handles])
@@ -167,7 +169,7 @@ async def update_weights(stage: Stage, fault: WeightUpdate) -> str:
 
 async def abort_all(stage: Stage, fault: AbortAll) -> str:
     async with stage.trainer:
-        await _abort(stage, [fault.replica], rejecting=set())
+        await _abort(stage, [fault.replica], reset_prefix_cache=fault.reset_prefix_cache, rejecting=set())
         await asyncio.sleep(fault.pause_s)
         await _resume(stage, [fault.replica])
     return ""
@@ -185,6 +187,8 @@ async def cancel_client(stage: Stage, fault: CancelClient) -> str:
     task = stage.sessions[fault.session]
     if task.done():
         return "skipped: the session has ended"
+    for server in stage.servers:
+        server.book()  # so that what is decoded after the cancel can be told from what was before
     stage.trace.add(Cancelled(stage.loop.now_ns, fault.session))
     task.cancel()
     return ""

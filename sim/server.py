@@ -7,14 +7,14 @@ of the prompt alone, so that a resume continues exactly: token ids are `session 
 
 import asyncio
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sim.budget import NoRoom, take_grant
 from sim.case import Budget, ServerSettings
-from sim.clock import VirtualLoop
-from sim.decode import Burst, DecodeEngine
+from sim.clock import NS_PER_S, VirtualLoop
+from sim.decode import Burst, DecodeEngine, Moment, Prefill
 from sim.trace import (
     Admitted,
     Decoded,
@@ -23,6 +23,7 @@ from sim.trace import (
     Outcome,
     Parked,
     Paused,
+    Prefilled,
     Resumed,
     Trace,
     VersionChanged,
@@ -56,6 +57,14 @@ def session_of(token_id: int) -> int:
     return operator.index(token_id) // SESSION_STRIDE - 1
 
 
+def plain_ids(prompt_ids: Sequence[int]) -> Sequence[int]:
+    """Token ids as a range where they are consecutive, as nearly all are; a TypeError if one is no integer."""
+    consecutive = range(operator.index(prompt_ids[0]), operator.index(prompt_ids[0]) + len(prompt_ids))
+    if prompt_ids[-1] == consecutive[-1] and list(prompt_ids) == list(consecutive):
+        return consecutive
+    return [operator.index(token_id) for token_id in prompt_ids]
+
+
 def log_prob(position: int, version: int) -> float:
     """The log probability of one token; see `log_probs_of`."""
     return log_probs_of(position, 1, version)[0]
@@ -63,8 +72,8 @@ def log_prob(position: int, version: int) -> float:
 
 def log_probs_of(position: int, tokens: int, version: int) -> list[float]:
     """Log probabilities that encode the position and the weight version of their tokens, exactly."""
-    offset = version / 1024 + 1 / 2048
-    return [-(each + offset) for each in range(position, position + tokens)]
+    offset = -version / 1024 - 1 / 2048
+    return [offset - each for each in range(position, position + tokens)]
 
 
 @dataclass(slots=True)
@@ -104,6 +113,7 @@ class _Request:
     number: int
     request_id: str
     session: int
+    prompt_ids: Sequence[int]
     prompt_tokens: int
     max_tokens: int
     wants_log_probs: bool
@@ -143,7 +153,7 @@ class FakeRolloutServer:
         self._watcher = watcher
         self._live: dict[int, _Request] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_ns = 0
+        self._timer_moment = Moment(0, False)
         self._gate_closed = False
         self._rejecting = False
         self._parked: list[_Request] = []
@@ -169,6 +179,7 @@ class FakeRolloutServer:
             session = session_of(prompt_ids[0])
             grant = take_grant(self.settings.dialect, self.budget, len(prompt_ids), sampling_params)
             self._refuse_leftovers(sampling_params)
+            ids = plain_ids(prompt_ids)
         except (NoRoom, TypeError) as error:
             self._end(request, "error", 0, without_addresses(str(error)))
             raise
@@ -177,7 +188,7 @@ class FakeRolloutServer:
         )
         wants_log_probs = sampling_params.pop("logprobs", False) not in (False, None)
         answer: asyncio.Future[TokenOutput] = self._loop.create_future()
-        self._enter(_Request(request, request_id, session, len(prompt_ids), grant.tokens, wants_log_probs, answer))
+        self._enter(_Request(request, request_id, session, ids, len(ids), grant.tokens, wants_log_probs, answer))
         return answer
 
     def _refuse_leftovers(self, sampling_params: dict[str, Any]) -> None:
@@ -215,7 +226,7 @@ class FakeRolloutServer:
         self._live[request.number] = request
         self._trace.add(Admitted(now_ns, request.number))
         stop_after = self._model.stop_after(request.session, request.prompt_tokens)
-        self._engine.add(now_ns, request.number, request.prompt_tokens, request.max_tokens, stop_after)
+        self._engine.add(now_ns, request.number, request.prompt_ids, request.max_tokens, stop_after)
         self._watch(request)
         if self._gate_closed:
             self._engine.watch(request.number, 1)
@@ -242,16 +253,19 @@ class FakeRolloutServer:
         With the gate, it closes first and admissions under way are waited for, on vLLM's server until their first
         token; `reject_request` turns late arrivals away instead of parking them (SGLang's server ignores it).
         """
-        del reset_prefix_cache
         if self.settings.submission_gate:
             self._gate_closed = True
             self._rejecting = reject_request and self.settings.dialect != "sglang"
         await self._wait_for_admissions()
+        sent_before = list(self._live.values())
+        await self._wait_for_step()
         self._take(self._engine.flush(self._loop.now_ns))
-        live = list(self._live.values())
+        live = [each for each in sent_before if each.number in self._live]
         for each in live:
             self._abort(each)
         self._engine.pause(self._loop.now_ns)
+        if reset_prefix_cache:
+            self._engine.reset_prefix_cache()
         self._set_timer()
         self._trace.add(Paused(self._loop.now_ns, self.replica, len(live)))
         return {"aborted_count": len(live), "request_ids": [each.request_id for each in live]}
@@ -289,8 +303,8 @@ class FakeRolloutServer:
         self._parked.clear()
 
     async def abort_request(self, request_id: str, reset_prefix_cache: bool = True) -> dict[str, Any]:
-        """Ends every live request of this id; says so where there is none."""
-        del reset_prefix_cache
+        """Ends every live request of this id at once; says so where there is none. The cache is reset, between steps,
+        only if nobody else is in the engine: vLLM refuses it otherwise."""
         self._take(self._engine.flush(self._loop.now_ns))
         named = [each for each in self._live.values() if each.request_id == request_id]
         for each in named:
@@ -298,19 +312,35 @@ class FakeRolloutServer:
         self._set_timer()
         if not named:
             return {"aborted": False, "error": f"Request {request_id} not found"}
+        if reset_prefix_cache:
+            await self._wait_for_step()
+            self._engine.reset_prefix_cache()
         return {"aborted": True, "request_id": request_id}
 
     async def set_global_steps(self, global_steps: int) -> None:
-        """The weights are now of this version."""
+        """The weights are of this version from the next step on."""
+        await self._wait_for_step()
         self._take(self._engine.flush(self._loop.now_ns))
         self.version = global_steps
         for each in self._live.values():
             each.version = global_steps
-        self._trace.add(VersionChanged(self._loop.now_ns, self.replica, global_steps))
+        stale_requests = self._engine.set_weight_version(global_steps)
+        self._trace.add(VersionChanged(self._loop.now_ns, self.replica, global_steps, stale_requests))
+        self._set_timer()
+
+    def book(self) -> None:
+        """Puts on the trace what is decoded by now, where the trace needs it to the token."""
+        self._take(self._engine.flush(self._loop.now_ns))
+        self._set_timer()
 
     def live_request_ids(self, session: int) -> list[str]:
         """The ids of a session's requests in the engine."""
         return [each.request_id for each in self._live.values() if each.session == session]
+
+    @property
+    def stuck(self) -> str | None:
+        """Why the engine will never do anything again by itself; None while that is not so."""
+        return self._engine.stuck
 
     # The engine's time
 
@@ -319,21 +349,31 @@ class FakeRolloutServer:
         if threshold is not None:
             self._engine.watch(request.number, request.tokens + threshold - self._watcher.total(request.session))
 
+    async def _wait_for_step(self) -> None:
+        """Until no step is under way: vLLM's engine does what it is told between steps."""
+        now_ns = self._loop.now_ns
+        end_ns = self._engine.step_end_ns(now_ns)
+        if end_ns is not None:
+            self._set_timer()
+            await asyncio.sleep((end_ns - now_ns) / NS_PER_S)
+
     def _set_timer(self) -> None:
         """Sees to it that the server wakes in time for what the engine has due next. Waking too early does no harm."""
-        next_ns = self._engine.next_ns()
+        moment = self._engine.next_moment()
         if self._timer is not None:
-            if next_ns is not None and self._timer_ns <= next_ns:
+            if moment is not None and self._timer_moment <= moment:
                 return
             self._timer.cancel()
             self._timer = None
-        if next_ns is not None:
-            self._timer_ns = next_ns
-            self._timer = self._loop.call_at_ns(next_ns, self._on_timer)
+        if moment is not None:
+            self._timer_moment = moment
+            self._timer = self._loop.call_at_ns(moment.at_ns, self._on_timer, last=moment.last)
 
     def _on_timer(self) -> None:
         self._timer = None
         self._take(self._engine.advance(self._loop.now_ns))
+        if self._timer_moment.last:
+            self._engine.start(self._loop.now_ns)
         self._set_timer()
 
     def _take(self, bursts: list[Burst]) -> None:
@@ -343,7 +383,7 @@ class FakeRolloutServer:
             if burst.tokens:
                 self._decoded(request, burst.tokens)
             if burst.finish is not None:
-                self._finish(request, burst.finish)
+                self._finish(request, burst.finish, burst.prefill)
 
     def _decoded(self, request: _Request, tokens: int) -> None:
         position = request.prompt_tokens + request.tokens
@@ -354,13 +394,17 @@ class FakeRolloutServer:
         self._watch(request)
 
     def _abort(self, request: _Request) -> None:
-        self._engine.abort(request.number)
-        self._finish(request, "abort")
+        left = self._engine.abort(request.number)
+        self._finish(request, "abort", left.prefill, left.in_flight_tokens)
 
-    def _finish(self, request: _Request, outcome: Outcome) -> None:
+    def _finish(self, request: _Request, outcome: Outcome, prefill: Prefill | None, in_flight_tokens: int = 0) -> None:
         del self._live[request.number]
-        self._end(request.number, outcome, request.tokens)
+        if prefill is not None and any(prefill):
+            self._trace.add(Prefilled(self._loop.now_ns, request.number, *prefill))
+        self._end(request.number, outcome, request.tokens, in_flight_tokens=in_flight_tokens)
         self._loop.call_soon(self._answer, request, outcome)
 
-    def _end(self, request: int, outcome: Outcome, tokens: int, error: str | None = None) -> None:
-        self._trace.add(Ended(self._loop.now_ns, request, outcome, tokens, error))
+    def _end(
+        self, request: int, outcome: Outcome, tokens: int, error: str | None = None, in_flight_tokens: int = 0
+    ) -> None:
+        self._trace.add(Ended(self._loop.now_ns, request, outcome, tokens, error, in_flight_tokens))

@@ -4,7 +4,7 @@ Options: `--sut NAME` (repeatable), `--worlds N`, `--kind KIND` (repeatable), `-
 every pytest run, so it imports nothing heavy until a fixture is used.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,17 +14,26 @@ if TYPE_CHECKING:
     from sim.search.campaign import Campaign
     from sim.sut.interface import Sut
 
-KINDS = ("budget", "lifecycle", "routing", "liveness", "harness")
+KINDS = ("budget", "lifecycle", "routing", "staleness", "liveness", "harness")
 
 DEFAULT_WORLDS = 600
 GATE_SEED = 20_260_829
 """A gate gives the same verdict every time: a fixed seed, a fixed number of worlds."""
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError("at least 1")
+    return number
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rollcage", "rollcage: properties of LLM rollout clients")
     group.addoption("--sut", action="append", default=[], metavar="NAME", help="system under test; repeatable")
-    group.addoption("--worlds", type=int, default=DEFAULT_WORLDS, help="worlds for each SUT and kind (%(default)s)")
+    group.addoption(
+        "--worlds", type=_positive, default=DEFAULT_WORLDS, help="worlds for each SUT and kind (%(default)s)"
+    )
     group.addoption("--kind", action="append", default=[], choices=KINDS, help="which invariants; repeatable")
     group.addoption("--search-seed", type=int, default=GATE_SEED, help="seed of the search (fixed: a gate)")
 
@@ -42,14 +51,33 @@ def named_suts(pytestconfig: pytest.Config) -> "list[Sut]":
 
 
 def search(
-    sut: "Sut", kind: str, *, worlds: int = DEFAULT_WORLDS, seed: int = GATE_SEED, numbers: Sequence[str] | None = None
+    sut: "Sut",
+    kind: str,
+    *,
+    worlds: int = DEFAULT_WORLDS,
+    seed: int = GATE_SEED,
+    numbers: Sequence[str] | None = None,
+    known: Collection[str] = (),
 ) -> "Campaign":
-    """Searches `worlds` worlds for violations of a kind (or of the given invariants); the same finds every time."""
+    """Searches `worlds` worlds for violations of a kind (or of the given invariants); the same finds every time.
+
+    Those that are `known` are counted and not reported. Raises what the harness or the SUT's factory raises.
+    """
+    from sim.case import dumps
     from sim.invariants import numbers_of
     from sim.search.campaign import Bounds, run_campaign
     from sim.search.strategies import STRATEGIES
 
-    return run_campaign(sut, STRATEGIES[kind](), numbers or numbers_of([kind]), seed, Bounds(worlds=worlds))
+    campaign = run_campaign(
+        sut, STRATEGIES[kind](), numbers or numbers_of([kind]), seed, Bounds(worlds=worlds), known=known
+    )
+    if campaign.breakdown is not None:
+        error = campaign.breakdown.error
+        error.add_note(f"in this case, on {sut.key}:\n{dumps(campaign.breakdown.case)}")
+        raise error
+    if campaign.interrupted:
+        raise KeyboardInterrupt
+    return campaign
 
 
 def known_violations(corpus: Path, sut_key: str) -> set[str]:
@@ -62,14 +90,9 @@ def known_violations(corpus: Path, sut_key: str) -> set[str]:
 
 def assert_only_known(campaign: "Campaign", known: Iterable[str]) -> None:
     """Fails with the explained world for each find whose invariant is not among the known ones."""
-    from sim.invariants import judge
-    from sim.report.explain import world_report
-    from sim.world import run_world
+    from sim.report.explain import find_report
 
-    reports = []
-    for find in campaign.finds:
-        if find.invariant not in set(known):
-            trace = run_world(find.case, campaign.sut)
-            reports.append(world_report(find.case, campaign.sut, trace, judge(find.case, trace)))
+    allowed = set(known)
+    reports = [find_report(campaign.sut, find) for find in campaign.finds if find.invariant not in allowed]
     if reports:
         pytest.fail("\n\n".join(reports), pytrace=False)

@@ -8,7 +8,7 @@ read it and never what a system under test says of itself. Times are integer nan
 import hashlib
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -75,6 +75,17 @@ class Admitted(_Event, frozen=True, tag="admitted"):
     request: int
 
 
+class Prefilled(_Event, frozen=True, tag="prefilled"):
+    """Where the KV of a request's prompt came from, said when the request leaves the engine; see
+    `sim.decode.Prefill`. What a resume computes again shows in the computed tokens of its later attempts."""
+
+    request: int
+    computed_tokens: int
+    cached_tokens: int
+    recomputed_tokens: int
+    stale_tokens: int
+
+
 class Decoded(_Event, frozen=True, tag="decoded"):
     """A run of tokens was decoded: `tokens` of them, the first at absolute position `position`."""
 
@@ -88,12 +99,16 @@ Outcome = Literal["stop", "length", "abort", "refused", "error"]
 
 
 class Ended(_Event, frozen=True, tag="ended"):
-    """The server is done with the request. `refused`: turned away at the gate; `error`: the call raised."""
+    """The server is done with the request. `refused`: turned away at the gate; `error`: the call raised.
+
+    `in_flight_tokens`: decoded by the step under way when the request was aborted by its id, for nobody.
+    """
 
     request: int
     outcome: Outcome
     tokens: int
     error: str | None = None
+    in_flight_tokens: int = 0
 
 
 class Delivered(_Event, frozen=True, tag="delivered"):
@@ -139,8 +154,11 @@ class Resumed(_Event, frozen=True, tag="resumed"):
 
 
 class VersionChanged(_Event, frozen=True, tag="version_changed"):
+    """`stale_requests`: running requests that keep KV of older weights."""
+
     replica: int
     version: int
+    stale_requests: int = 0
 
 
 class Cancelled(_Event, frozen=True, tag="cancelled"):
@@ -205,6 +223,7 @@ Event = (
     | Granted
     | Parked
     | Admitted
+    | Prefilled
     | Decoded
     | Ended
     | Delivered
@@ -236,6 +255,7 @@ class Attempt:
 
     sent: Sent
     grant: Granted | None = None
+    prefilled: Prefilled | None = None
     runs: list[Run] = field(default_factory=list)
     decoded_tokens: int = 0
     ended: list[Ended] = field(default_factory=list)
@@ -253,7 +273,7 @@ class TurnRecord:
 
     @property
     def decoded_tokens(self) -> int:
-        return sum(attempt.decoded_tokens for attempt in self.attempts)
+        return sum([attempt.decoded_tokens for attempt in self.attempts])
 
 
 @dataclass(slots=True)
@@ -290,6 +310,9 @@ class Ledger:
     def _granted(self, event: Granted) -> None:
         self.attempts[event.request].grant = event
 
+    def _prefilled(self, event: Prefilled) -> None:
+        self.attempts[event.request].prefilled = event
+
     def _decoded(self, event: Decoded) -> None:
         attempt = self.attempts[event.request]
         attempt.runs.append(Run(event.position, event.tokens, event.version))
@@ -319,17 +342,20 @@ class Ledger:
         ended = turns[turn].ended if turn < len(turns) else None
         return None if ended is None else ended.outcome
 
-    def turns(self) -> Iterator[tuple[int, TurnRecord]]:
+    def turns(self) -> list[tuple[int, TurnRecord]]:
         """All turns with their session's index."""
-        for index, session in enumerate(self.sessions):
-            for turn in session.turns:
-                yield index, turn
+        return self._in_order
+
+    @cached_property
+    def _in_order(self) -> list[tuple[int, TurnRecord]]:
+        return [(index, turn) for index, session in enumerate(self.sessions) for turn in session.turns]
 
 
 _BOOKED: dict[type[Any], Callable[[Ledger, Any], None]] = {
     TurnStarted: Ledger._turn_started,
     Sent: Ledger._sent,
     Granted: Ledger._granted,
+    Prefilled: Ledger._prefilled,
     Decoded: Ledger._decoded,
     Ended: Ledger._ended,
     Delivered: Ledger._delivered,

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 from msgspec import UNSET
 
-from sim.case import Case, explicit_limit, params_owner
+from sim.case import MAX_TOKENS, Case, explicit_limit, params_owner
 from sim.clock import (
+    NS_PER_S,
     Deadlock,
     Deviation,
     Deviations,
@@ -22,7 +23,9 @@ from sim.clock import (
     tamed,
     to_ns,
 )
-from sim.decode import ConstantRate
+from sim.decode import ConstantRate, DecodeEngine
+from sim.engine import Engine, StepTotals
+from sim.engine.timed import TimedEngine
 from sim.faults import Stage, Triggers, act
 from sim.server import FakeRolloutServer, Model, first_token
 from sim.sut.interface import Client, Config, Context, Sut, SutError
@@ -197,20 +200,48 @@ def _client_config(case: Case) -> Config:
     )
 
 
+def _slowest_step_s(case: Case) -> tuple[float, float]:
+    """What a step may take, and what the prefill of a request may add to that.
+
+    In each step the first of the running requests gets on, so a pool that never runs short takes a step a token and
+    one for each chunk of a prompt. In a smaller one every token may come with a prompt computed again.
+    """
+    server = case.server
+    if server.engine is None:
+        return server.token_time_s, server.prefill_s
+    config = server.engine.config(case.budget.context_tokens)
+    chunk_tokens = min(config.max_num_batched_tokens, server.engine.long_prefill_token_threshold or MAX_TOKENS)
+    chunks = -(-case.budget.context_tokens // chunk_tokens)
+    if server.latency is None:
+        token_s, prefill_s = server.token_time_s, server.prefill_s
+    else:
+        budget_tokens = config.max_num_batched_tokens
+        latency = server.make_latency()
+        kv_tokens = config.max_num_seqs * config.max_model_len
+        token_s = latency.stretch(StepTotals(budget_tokens, budget_tokens, 0, kv_tokens)).step_ns / NS_PER_S
+        prefill_s = token_s
+    if server.engine.num_gpu_blocks is not None:
+        return token_s + chunks * (token_s + prefill_s), chunks * (token_s + prefill_s)
+    return token_s, (chunks - 1) * token_s + chunks * prefill_s
+
+
 def liveness_bound_s(case: Case) -> float:
     """Virtual time in which every session must have ended: twice the time that all of the work takes one by one."""
     server = case.server
+    token_s, prefill_s = _slowest_step_s(case)
     aborts = 1 + len(case.faults)
-    calls_s = server.prefill_s + server.admission_s + 2 * case.transport.server_delay_s
-    calls_s += 3 * case.transport.balancer_delay_s + server.token_time_s + 2.0
+    calls_s = prefill_s + server.admission_s + 2 * case.transport.server_delay_s
+    calls_s += 3 * case.transport.balancer_delay_s + token_s + 2.0
     total_s = 0.0
-    for session in case.sessions:
+    for index, session in enumerate(case.sessions):
+        limit = explicit_limit(case, index)
+        grant_tokens = max(case.budget.response_length, 0 if limit is None else limit.tokens)
+        turn_tokens = min(case.budget.context_tokens, aborts * grant_tokens)
         tokens = 0
         for turn in session.turns:
             total_s += turn.tool_time_s
-            tokens += case.budget.context_tokens if turn.response_tokens is None else turn.response_tokens
-        tokens = min(tokens, case.budget.context_tokens * len(session.turns))
-        total_s += session.arrival_s + tokens * server.token_time_s + len(session.turns) * aborts * calls_s
+            tokens += turn_tokens if turn.response_tokens is None else min(turn_tokens, turn.response_tokens)
+        total_s += session.arrival_s + tokens * token_s + len(session.turns) * aborts * calls_s
     for fault in case.faults:
         total_s += getattr(fault, "pause_s", 0.0) + getattr(fault, "delay_s", 0.0) + getattr(fault.at, "time_s", 0.0)
         total_s += calls_s
@@ -218,10 +249,14 @@ def liveness_bound_s(case: Case) -> float:
 
 
 class World:
-    """One run of a Case with one system under test. Make it, `run` it once, read `trace` and `deviations`."""
+    """One run of a Case with one system under test. Make it, `run` it once, read `trace` and `deviations`.
 
-    def __init__(self, case: Case, sut: Sut) -> None:
+    `order`: in the place of the Case's own schedule, for one who watches it.
+    """
+
+    def __init__(self, case: Case, sut: Sut, order: Order | None = None) -> None:
         self.case = case
+        self._order = _order(case) if order is None else order
         self.sut = sut
         self.trace = Trace(len(case.sessions))
         self.deviations: tuple[Deviation, ...] = ()
@@ -229,6 +264,7 @@ class World:
         """Callbacks that ran: what the run cost, the same on any machine."""
         self._loop = self._make_loop()
         self._balancer: BalancerHandle | None = None
+        self._servers: list[FakeRolloutServer] = []
 
     def run(self) -> Trace:
         """Runs to the end: all done, deadlocked, out of time or livelocked; which of them is the trace's last event."""
@@ -242,9 +278,9 @@ class World:
                     self._show_rest()
                     trace.seal(WorldEnded(loop.now_ns, "done"))
                 except Deadlock as deadlock:
-                    trace.seal(WorldEnded(loop.now_ns, "deadlock", tuple(deadlock.waiting)))
+                    trace.seal(WorldEnded(loop.now_ns, "deadlock", (*self._stuck(), *deadlock.waiting)))
                 except Horizon:
-                    trace.seal(WorldEnded(loop.now_ns, "horizon"))
+                    trace.seal(WorldEnded(loop.now_ns, "horizon", self._stuck()))
                 except StepCap as cap:
                     trace.seal(WorldEnded(loop.now_ns, "livelock", (("", str(cap)),)))
                 self.deviations, self.steps = loop.deviations, loop.steps
@@ -256,6 +292,10 @@ class World:
         finally:
             loop.close()
         return trace
+
+    def _stuck(self) -> tuple[tuple[str, str], ...]:
+        """The replicas whose engines will never do anything again, and why."""
+        return tuple(("", f"replica {each.replica} is stuck: {each.stuck}") for each in self._servers if each.stuck)
 
     def _heard(self, logger: str, text: str) -> None:
         self.trace.add(Logged(self._loop.now_ns, logger, without_addresses(text)))
@@ -270,6 +310,7 @@ class World:
         wire = self._make_wire(triggers)
         model = _FakeModel()
         servers = [self._make_server(replica, model, triggers) for replica in range(case.replicas)]
+        self._servers = servers
         handles = [ServerHandle(wire, server) for server in servers]
         names = [f"replica-{replica}" for replica in range(case.replicas)]
         client = self._make_client(dict(zip(names, handles, strict=True)), wire)
@@ -311,17 +352,23 @@ class World:
     # What another kind of world makes of other parts: a real engine, real time (gpu_checks)
 
     def _make_loop(self) -> VirtualLoop:
-        return VirtualLoop(order=_order(self.case), until_ns=to_ns(liveness_bound_s(self.case)))
+        return VirtualLoop(order=self._order, until_ns=to_ns(liveness_bound_s(self.case)))
 
     def _make_wire(self, triggers: Triggers) -> Wire:
         return Wire(self.case.transport, self._loop, self.trace, triggers)
 
     def _make_server(self, replica: int, model: Model, triggers: Triggers) -> FakeRolloutServer:
-        settings = self.case.server
-        engine = ConstantRate(to_ns(settings.token_time_s), to_ns(settings.prefill_s))
+        case = self.case
         return self.sut.server_class(
-            replica, settings, self.case.budget, engine, self._loop, self.trace, model, triggers
+            replica, case.server, case.budget, self._make_engine(), self._loop, self.trace, model, triggers
         )
+
+    def _make_engine(self) -> DecodeEngine:
+        settings = self.case.server
+        if settings.engine is None:
+            return ConstantRate(to_ns(settings.token_time_s), to_ns(settings.prefill_s))
+        config = settings.engine.config(self.case.budget.context_tokens)
+        return TimedEngine(Engine(config, keep_finish_steps=False), settings.make_latency())
 
     def _make_client(self, servers: dict[str, Any], wire: Wire) -> Client:
         names = list(servers)

@@ -19,8 +19,11 @@ from sim.case import (
     CaseError,
     ClientView,
     DelayReleases,
+    EngineSettings,
+    FittedLatency,
     Limit,
     RemoveReplica,
+    RooflineLatency,
     Router,
     Schedule,
     ServerSettings,
@@ -209,7 +212,7 @@ FAULT = {"fault": "abort_all", "at": {"on": "time", "time_s": 0}, "replica": 0}
         (
             ("faults",),
             [{**FAULT, "who": 1}],
-            "unknown field `who` - at `$.faults[0]` (allowed are at, replica, pause_s)",
+            "unknown field `who` - at `$.faults[0]` (allowed are at, replica, pause_s, reset_prefix_cache)",
         ),
         # what does not fit together
         (
@@ -293,3 +296,58 @@ def test_borrowed_params_have_one_owner():
         Case(BUDGET, (ONE, lender, Session(2, shares_params_with=1)))
     with pytest.raises(CaseError, match=r"sessions\[1\] has both limit and shares_params_with"):
         Case(BUDGET, (ONE, Session(2, limit=Limit("max_tokens", 1), shares_params_with=0)))
+
+
+# The engine
+
+
+def engine_case(latency=None, max_model_len=10_241, **engine):
+    server = ServerSettings(engine=EngineSettings(**engine), latency=latency)
+    return Case(Budget(2048, 8192, max_model_len), (Session(8),), server=server)
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (
+            {"num_gpu_blocks": 81, "block_size": 128},
+            "server.engine.num_gpu_blocks is 81: a request of max_model_len (10241 tokens) needs 82 blocks of 128",
+        ),
+        (
+            {"enable_chunked_prefill": False},
+            "server.engine.max_num_batched_tokens is 8192: with enable_chunked_prefill false it must be at least "
+            "max_model_len (10241)",
+        ),
+        (
+            {"max_num_seqs": 1024, "max_num_batched_tokens": 512},
+            "server.engine.max_num_seqs is 1024: more than max_num_batched_tokens (512)",
+        ),
+        (
+            {"long_prefill_token_threshold": 20_000},
+            "server.engine.long_prefill_token_threshold is 20000: more than max_model_len (10241)",
+        ),
+    ],
+)
+def test_engine_settings_that_vllm_would_not_start_with(engine, message):
+    with pytest.raises(CaseError, match=re.escape(message)):
+        engine_case(**engine)
+
+
+def test_engine_settings_that_it_starts_with():
+    assert engine_case(num_gpu_blocks=82, block_size=128)
+    assert engine_case(enable_chunked_prefill=False, max_num_batched_tokens=10_241)
+    assert engine_case(max_num_batched_tokens=512).server.engine.config(10_241).max_num_seqs == 512
+    assert engine_case(max_model_len=32_768).server.engine.config(10**7).num_gpu_blocks == 625_001
+
+
+def test_latency_is_part_of_the_case():
+    usual = dumps(Case(Budget(2048, 8192), (Session(8),), server=ServerSettings("sglang")))
+    assert "latency" not in usual
+    assert "engine" not in usual
+    for latency in (RooflineLatency("H100-SXM", "Qwen2.5-7B", 2, 0.002), FittedLatency(0.005, 2e-5, 3e-8)):
+        assert loads(dumps(engine_case(latency))).server.latency == latency
+
+
+def test_unknown_hardware_is_named_with_what_is_known():
+    with pytest.raises(CaseError, match=r"server\.latency: hardware='A10' is unknown; known are A100-SXM-80GB"):
+        engine_case(RooflineLatency("A10", "Qwen2.5-7B"))

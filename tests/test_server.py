@@ -18,9 +18,11 @@ import pytest
 
 from sim.case import Budget, ServerSettings
 from sim.clock import VirtualLoop, to_ns
-from sim.decode import ConstantRate
+from sim.engine import Engine, EngineConfig
+from sim.engine.latency import Constant
+from sim.engine.timed import TimedEngine
 from sim.server import ADMISSION_WAIT_S, FakeRolloutServer, first_token, log_probs_of, session_of
-from sim.trace import Admitted, Decoded, Ended, Granted, Parked, Paused, Resumed, Trace, VersionChanged
+from sim.trace import Admitted, Decoded, Ended, Granted, Parked, Paused, Prefilled, Resumed, Trace, VersionChanged
 
 BUDGET = Budget(prompt_length=8, response_length=10, max_model_len=32)
 
@@ -49,12 +51,15 @@ class NeverStops:
 class Bench:
     """One server, its loop and its trace."""
 
-    def __init__(self, dialect="vllm", *, token_time_s=1.0, **settings):
+    def __init__(self, dialect="vllm", *, token_time_s=1.0, max_num_seqs=8, **settings):
         self.loop = VirtualLoop()
         self.trace = Trace(8)
         self.model = NeverStops()
         settings = ServerSettings(dialect, token_time_s=token_time_s, **settings)
-        engine = ConstantRate(to_ns(token_time_s), to_ns(settings.prefill_s))
+        config = EngineConfig(
+            num_gpu_blocks=101, block_size=4, max_num_seqs=max_num_seqs, max_num_batched_tokens=64, max_model_len=40
+        )
+        engine = TimedEngine(Engine(config), Constant(to_ns(token_time_s), to_ns(settings.prefill_s)))
         self.server = FakeRolloutServer(0, settings, BUDGET, engine, self.loop, self.trace, self.model, self.model)
         self.requests = 0
 
@@ -199,20 +204,38 @@ def test_sglang_and_trtllm_grant_0_tokens_and_answer_at_once(bench):
 
 @GATED
 def test_abort_ends_every_request_with_what_it_has(bench, dialect):
+    """The step under way goes on to its end first, and brings each a token."""
     b = bench(dialect)
     first, second, report = b.run(b.ask(0), b.ask(1, at_s=2.0), b.at(4.5, "abort_all_requests"))
 
-    assert [len(output.token_ids) for output in (first, second)] == [4, 2]
+    assert [len(output.token_ids) for output in (first, second)] == [5, 3]
     assert [output.stop_reason for output in (first, second)] == [REASONS[dialect][2]] * 2
     assert report == {"aborted_count": 2, "request_ids": ["id-0", "id-1"]}
-    assert b.events(Paused) == [Paused(to_ns(4.5), 0, 2)]
+    assert b.events(Paused) == [Paused(to_ns(5.0), 0, 2)]
 
 
-@pytest.mark.parametrize(("at_s", "tokens"), [(1.0, 1), (2.0, 2), (2.999999999, 2), (3.0, 3)])
-def test_a_token_counts_from_the_instant_at_which_it_is_due(bench, at_s, tokens):
-    b = bench()
+@pytest.mark.parametrize(
+    ("at_s", "tokens"), [(0.0, 0), (0.000000001, 1), (1.0, 1), (2.0, 2), (2.000000001, 3), (3.0, 3)]
+)
+def test_no_step_starts_at_the_instant_of_an_abort_and_none_under_way_is_cut(bench, at_s, tokens):
+    b = bench("sglang")
     output, _ = b.run(b.ask(), b.at(at_s, "abort_all_requests"))
     assert len(output.token_ids) == tokens
+
+
+def test_what_arrives_while_a_step_is_under_way_waits_for_the_next_one(bench):
+    b = bench()
+    b.run(b.ask(0, max_tokens=4), b.ask(1, at_s=1.5, max_tokens=1))
+    assert [(event.request, event.t_ns) for event in b.events(Ended)] == [(1, to_ns(3)), (0, to_ns(4))]
+
+
+def test_without_a_gate_what_arrives_while_the_last_step_runs_waits_for_the_resume(bench):
+    b = bench(submission_gate=False)
+    first, late, report, _ = b.run(
+        b.ask(0), b.ask(1, at_s=2.7), b.at(2.5, "abort_all_requests"), b.at(5.0, "resume_generation")
+    )
+    assert [len(output.token_ids) for output in (first, late)] == [3, 10]
+    assert report["aborted_count"] == 1
 
 
 def test_abort_at_the_instant_of_a_finish_finds_the_request_finished(bench):
@@ -232,6 +255,29 @@ def test_abort_request_ends_the_one_that_it_names(bench):
     assert unknown == {"aborted": False, "error": "Request id-1 not found"}
 
 
+def test_a_request_aborted_by_its_id_ends_at_once_and_its_token_in_flight_is_nobodys(bench):
+    b = bench()
+    first, second, _ = b.run(b.ask(0), b.ask(1), b.at(2.5, "abort_request", "id-1"))
+
+    assert [len(output.token_ids) for output in (first, second)] == [10, 2]
+    ended = {event.request: event for event in b.events(Ended)}
+    assert (ended[1].t_ns, ended[1].tokens, ended[1].in_flight_tokens) == (to_ns(2.5), 2, 1)
+    assert ended[0].in_flight_tokens == 0
+
+
+def test_the_prefix_cache_is_reset_with_an_abort_unless_told_otherwise(bench):
+    def second_prompt(**keywords):
+        b = bench()
+        prompt = {"prompt_tokens": 9, "max_tokens": 2}
+        b.run(b.ask(**prompt), b.at(1.0, "abort_all_requests", **keywords))
+        b.run(b.at(0.0, "resume_generation"), b.ask(**prompt))
+        return b.events(Prefilled)[-1]
+
+    assert (second_prompt().computed_tokens, second_prompt().cached_tokens) == (9, 0)
+    kept = second_prompt(reset_prefix_cache=False)
+    assert (kept.computed_tokens, kept.cached_tokens) == (1, 8)
+
+
 def test_new_weights_label_the_tokens_that_they_decode(bench):
     b = bench()
     output, _ = b.run(b.ask(max_tokens=5), b.at(2.0, "set_global_steps", 7))
@@ -239,7 +285,14 @@ def test_new_weights_label_the_tokens_that_they_decode(bench):
     assert output.extra_fields == {"global_steps": 7}
     assert [(run.position, run.tokens, run.version) for run in b.events(Decoded)] == [(4, 2, 0), (6, 3, 7)]
     assert output.log_probs == log_probs_of(4, 2, version=0) + log_probs_of(6, 3, version=7)
-    assert b.events(VersionChanged) == [VersionChanged(to_ns(2), 0, 7)]
+    assert b.events(VersionChanged) == [VersionChanged(to_ns(2), 0, 7, stale_requests=1)]
+
+
+def test_new_weights_wait_for_the_step_under_way(bench):
+    b = bench()
+    b.run(b.ask(max_tokens=5), b.at(2.5, "set_global_steps", 7))
+    assert [(run.position, run.tokens, run.version) for run in b.events(Decoded)] == [(4, 3, 0), (7, 2, 7)]
+    assert b.events(VersionChanged)[0].t_ns == to_ns(3)
 
 
 # The gate
@@ -335,17 +388,20 @@ def test_vllms_abort_waits_for_the_first_token(bench):
     b = bench("vllm", prefill_s=5.0)
     waited_for, output, _ = b.run(b.ask(0, at_s=2.0), b.ask(1), b.at(3.0, "abort_all_requests"))
 
-    assert len(waited_for.token_ids) == 1, "aborted once its first token was there, at 8 s"
-    assert len(output.token_ids) == 3
-    assert b.events(Paused)[0].t_ns == pytest.approx(to_ns(8.0), abs=to_ns(0.01))
+    # The prompt that came first is computed from 0 to 6 s, the other's with its second token from 6 to 12 s.
+    assert len(output.token_ids) == 2
+    assert len(waited_for.token_ids) == 1, "aborted once its first token was there"
+    assert b.events(Paused)[0].t_ns == pytest.approx(to_ns(12.0), abs=to_ns(0.01))
 
 
 def test_vllms_abort_waits_60_s_at_most(bench):
-    b = bench("vllm", prefill_s=1000.0)
-    output, _ = b.run(b.ask(), b.at(1.0, "abort_all_requests"))
+    b = bench("vllm", max_num_seqs=1, token_time_s=100.0)
+    first, queued, _ = b.run(b.ask(0), b.ask(1), b.at(101.0, "abort_all_requests"))
 
-    assert (output.token_ids, output.stop_reason) == ([], "aborted")
-    assert b.events(Paused)[0].t_ns == pytest.approx(to_ns(1.0 + ADMISSION_WAIT_S), abs=to_ns(0.02))
+    assert (queued.token_ids, queued.stop_reason) == ([], "aborted"), "it never came to its turn"
+    assert len(first.token_ids) == 2
+    assert b.events(Paused)[0].t_ns == to_ns(200), "after 60 s, as soon as a step has ended"
+    assert 101 + ADMISSION_WAIT_S < 200
 
 
 def test_an_admission_that_outlasts_the_wait_lands_in_the_paused_engine(bench):
@@ -383,11 +439,12 @@ def test_without_a_gate_a_second_abort_ends_what_waits_with_0_tokens(bench):
     assert report["aborted_count"] == 1
 
 
-def test_without_a_gate_an_abort_in_the_prefill_leaves_0_tokens(bench):
-    b = bench(submission_gate=False, prefill_s=5.0)
-    output, _ = b.run(b.ask(), b.at(3.0, "abort_all_requests"))
+def test_an_abort_by_id_in_the_prefill_leaves_0_tokens(bench):
+    b = bench(prefill_s=5.0)
+    output, _ = b.run(b.ask(), b.at(3.0, "abort_request", "id-0"))
     assert (output.token_ids, output.stop_reason) == ([], "aborted")
-    assert b.events(Paused)[0].t_ns == to_ns(3)
+    (ended,) = b.events(Ended)
+    assert (ended.t_ns, ended.tokens, ended.in_flight_tokens) == (to_ns(3), 0, 1)
 
 
 def test_a_resume_without_a_pause_changes_nothing(bench):

@@ -26,8 +26,11 @@ from sim.case import (
     ClearSticky,
     ClientView,
     DelayReleases,
+    EngineSettings,
+    FittedLatency,
     Limit,
     RemoveReplica,
+    RooflineLatency,
     Router,
     Schedule,
     ServerSettings,
@@ -39,11 +42,14 @@ from sim.case import (
     loads,
 )
 from sim.clock import to_ns
+from sim.engine import Engine, EngineConfig
+from sim.engine.latency import Constant
+from sim.engine.timed import TimedEngine
 from sim.invariants import INVARIANTS, judge
 from sim.sut.interface import Sut, SutError
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Logged, Message, Sent, SessionEnded, TurnEnded, WorldEnded
+from sim.trace import Logged, Message, Prefilled, Sent, SessionEnded, TurnEnded, WorldEnded
 from sim.world import REST, World, liveness_bound_s, run_world
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=64)
@@ -413,7 +419,8 @@ def test_a_balancer_may_show_what_it_likes(cls):
     trace = run_world(case, odd)
     assert trace.is_done
     assert not events(trace, Logged)
-    assert judge(case, trace) == []
+    # A client that cannot use the answer fails, and that is what is said.
+    assert {violation.invariant for violation in judge(case, trace)} <= {"A9"}
     assert trace.digest() == run_world(case, odd).digest()
 
 
@@ -529,6 +536,46 @@ def test_warnings_of_the_system_under_test_are_on_the_trace_and_not_on_the_termi
     assert capfd.readouterr() == ("", "")
 
 
+# Engines
+
+
+class SmallPoolWorld(World):
+    """Its engines have a pool that vLLM would not start with, so that a long prompt never fits."""
+
+    def _make_engine(self):
+        config = EngineConfig(
+            num_gpu_blocks=3, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64
+        )
+        return TimedEngine(Engine(config), Constant(to_ns(0.01)))
+
+
+@pytest.mark.parametrize("faults", [(), (AbortAll(AtTime(1.0), 0),)])
+def test_a_request_that_never_fits_ends_the_world_with_the_engines_reason(faults):
+    """An abort ends it, after 60 s of waiting for its first token, and the client sends it again."""
+    case = Case(BUDGET, (Session(4, (Turn(2),)), Session(12)), faults)
+    world = SmallPoolWorld(case, load_sut(CLEAN))
+    (violation,) = [each for each in judge(case, world.run()) if each.invariant == "V1"]
+    assert violation.message.startswith(f"deadlock at {62 if faults else 0.03:g}")
+    assert (
+        f"replica 0 is stuck: request '{2 if faults else 1}' at the head of the queue needs 3 blocks and the pool"
+        in (violation.message)
+    )
+    assert world.steps < 100_000
+
+
+@pytest.mark.parametrize("latency", [RooflineLatency("H100-SXM", "Qwen2.5-7B"), FittedLatency(0.01, 1e-5, 1e-8)])
+@pytest.mark.parametrize("engine", [EngineSettings(), EngineSettings(6, 16, 4, 64)])
+def test_worlds_end_whatever_a_step_takes_and_however_small_the_pool(latency, engine):
+    server = ServerSettings(engine=engine, latency=latency)
+    sessions = tuple(Session(4, arrival_s=0.01 * index) for index in range(12))
+    case = Case(Budget(16, 48, 64), sessions, (WeightUpdate(AfterTokens(3, 20)),), server=server)
+    trace = run_world(case, load_sut(CLEAN))
+    assert trace.is_done
+    assert judge(case, trace) == []
+    prefilled = [event for event in trace.events if isinstance(event, Prefilled)]
+    assert any(event.recomputed_tokens for event in prefilled) == (engine.num_gpu_blocks is not None)
+
+
 # Odd worlds: anything that a Case can say, small, with edges of times, lengths and triggers more often than not
 
 
@@ -626,5 +673,5 @@ def test_known_good_is_good_in_a_large_world():
 
 
 def test_every_invariant_has_a_number_a_kind_and_a_sentence():
-    assert len(INVARIANTS) == 17
+    assert len(INVARIANTS) == 19
     assert all(invariant.statement.endswith(".") for invariant in INVARIANTS.values())

@@ -12,8 +12,8 @@ from operator import attrgetter
 from typing import Literal, NamedTuple, get_args
 
 from sim.engine.config import EngineConfig
-from sim.engine.leap import Leap, take_steps, uneventful_steps
-from sim.engine.request import FINISHED, EngineRequest, Request
+from sim.engine.leap import Leap, decode_steps, take_steps, uneventful_steps
+from sim.engine.request import FINISHED, NOT_STEADY, EngineRequest, Request
 from sim.engine.scheduler import PAUSED_ALL, PAUSED_NEW, UNPAUSED, Scheduler, SchedulerOutput
 from sim.engine.stuck import StuckWatch
 
@@ -150,13 +150,16 @@ class Engine:
         self.stuck: str | None = None
         """Why no step would do anything unless something happens from outside; None while that is not so."""
         self.stale_cached_tokens: dict[str, int] = {}
-        """Tokens each request took from blocks that older weights had computed; empty in a sound deployment."""
+        """Tokens that each request took from blocks which older weights had computed. Empty in a sound deployment;
+        who reads it may clear it."""
 
         self._scheduler = Scheduler(config)
         self._last: SchedulerOutput | StepTotals = StepTotals(0, 0, 0, 0)
         """The last step."""
         self._in_flight: deque[SchedulerOutput] = deque()
         """Outputs not yet processed: at most one between steps, and none without async scheduling."""
+        self._under_way: SchedulerOutput | None = None
+        """The step between `begin_step` and `end_step`."""
         self._finish_step: dict[str, int] | None = {} if keep_finish_steps else None
         self._stuck_watch = StuckWatch(self._scheduler)
         self._all_delivered = True
@@ -277,7 +280,7 @@ class Engine:
 
     @property
     def step_totals(self) -> StepTotals:
-        """Of the last step."""
+        """Of the last step; while one is under way, of that one."""
         return self._last if isinstance(self._last, StepTotals) else _totals(self._last)
 
     # --- steps ----------------------------------------------------------------------------------------------------
@@ -380,7 +383,59 @@ class Engine:
         self._last = StepTotals(
             leap.num_decodes + leap.num_prefill_tokens, leap.num_prefill_tokens, leap.num_decodes, leap.num_kv_tokens
         )
+        if leap.anyone_sampled:
+            self._stuck_watch.forget()
         assert self._scheduler.blocks_are_conserved(), "free and held blocks are not all there are"
+
+    # --- a step in two halves, for whom steps take time -----------------------------------------------------------
+
+    def begin_step(self) -> SchedulerOutput:
+        """Schedule a step and leave it under way. Until `end_step` requests may be added, and nothing else may
+        happen: vLLM, too, does all else between steps."""
+        assert not self.config.async_scheduling, "with async scheduling steps overlap"
+        assert self._under_way is None, "the step before has not ended"
+        self._under_way = self._last = output = self._scheduler.schedule()
+        return output
+
+    def end_step(self) -> list[Request]:
+        """End the step under way; returns the requests that finished with it."""
+        output = self._under_way
+        assert output is not None, "no step is under way"
+        self._under_way = None
+        self._all_delivered = False
+        return self._update(output, output)
+
+    def num_output_tokens(self, request_id: str) -> int:
+        """Of a live request, without what the step under way brings it."""
+        request = self._scheduler.requests[request_id]
+        return request.num_output_tokens + self._scheduler.decodes.progress(request)
+
+    def num_tokens_under_way(self, request_id: str) -> int:
+        """Tokens that the step under way brings a live request: 0 or 1."""
+        if self._under_way is None:
+            return 0
+        request = self._scheduler.requests[request_id]
+        return int(request in self._under_way.sampled or request.steady_since != NOT_STEADY)
+
+    def decode_steps(self, limit: int) -> tuple[int, bool]:
+        """How many of the next steps, at most limit, schedule nothing but decodes, and whether the last of them
+        finishes somebody; none before it does. 0: the next step is to be taken by itself."""
+        return decode_steps(self._scheduler, limit)
+
+    def decode_totals(self) -> StepTotals:
+        """Of the next step, if it schedules nothing but decodes."""
+        decodes = self._scheduler.decodes
+        num_decodes = decodes.num_requests
+        return StepTotals(num_decodes, 0, num_decodes, decodes.num_kv_tokens + num_decodes)
+
+    def take_decode_steps(self, num_steps: int) -> list[Request]:
+        """Take that many steps at once, of those that `decode_steps` told of; returns the requests that finished."""
+        leap = take_steps(self._scheduler, num_steps, stop_after_finish=True)
+        assert leap.num_steps == num_steps, "not all of them only decode"
+        assert not leap.preempted, "somebody was preempted"
+        self._add(leap)
+        self._all_delivered = False
+        return [request for _, request in leap.finished]
 
     def _output_to_process(self, output: SchedulerOutput) -> SchedulerOutput | None:
         if not self.config.async_scheduling:
@@ -390,6 +445,8 @@ class Engine:
 
     def _update(self, output: SchedulerOutput, processed: SchedulerOutput | None) -> list[Request]:
         """End the step that scheduled output and processes processed; returns the requests that finished."""
+        # A decode that computes again what it lost to a preemption gets no token, so num_decodes does not tell.
+        anyone_steady = bool(output.num_scheduled_tokens) and self._scheduler.decodes.num_requests > 0
         finished = self._scheduler.update_from_output(processed) if processed is not None else []
         self.steps_done += 1
         self.scheduled_tokens += output.num_scheduled_tokens
@@ -398,7 +455,9 @@ class Engine:
             self._add_stale(request, num_tokens)
         if finished and self._finish_step is not None:
             self._finish_step.update((request.request_id, self.steps_done) for request in finished)
-        if not output.num_scheduled_tokens and not any(flying.sampled for flying in self._in_flight):
+        if anyone_steady or output.sampled or (processed is not None and processed.sampled):
+            self._stuck_watch.forget()
+        elif self.stuck is None:
             self.stuck = self._stuck_watch.look(output)
         assert self._scheduler.blocks_are_conserved(), "free and held blocks are not all there are"
         return finished

@@ -26,6 +26,7 @@ class Leap(msgspec.Struct, eq=False):
 
     num_steps: int = 0
     num_scheduled_tokens: int = 0
+    anyone_sampled: bool = False
     finished: list[tuple[int, Request]] = []
     """Each with the number of the step, counted from 1."""
     preempted: list[list[Request]] = []
@@ -92,7 +93,7 @@ def _decode(scheduler: Scheduler, leap: Leap, max_steps: int, *, stop_after_fini
             break
     if num_steps == first_step:
         return False
-    leap.num_steps = num_steps
+    leap.num_steps, leap.anyone_sampled = num_steps, True
     leap.num_scheduled_tokens += num_scheduled_tokens
     leap.num_prefill_tokens = 0
     if not leap.finished or leap.finished[-1][0] < num_steps:
@@ -151,6 +152,8 @@ def _prefill(scheduler: Scheduler, leap: Leap) -> bool:
         return False
 
     leap.num_steps += 1
+    if sampled or decodes.num_requests:
+        leap.anyone_sampled = True
     leap.num_scheduled_tokens += num_decodes + num_prefill_tokens
     leap.num_decodes, leap.num_prefill_tokens, leap.num_kv_tokens = num_decodes, num_prefill_tokens, num_kv_tokens
     for request in scheduler.end_step(sampled):
@@ -160,13 +163,20 @@ def _prefill(scheduler: Scheduler, leap: Leap) -> bool:
 
 def uneventful_steps(scheduler: Scheduler, limit: int) -> int:
     """How many of the next steps, at most limit, do nothing but decode: nobody is admitted, preempted or finished."""
+    num_steps, finishes = decode_steps(scheduler, limit)
+    return num_steps - finishes
+
+
+def decode_steps(scheduler: Scheduler, limit: int) -> tuple[int, bool]:
+    """The same, but that the last of them may finish somebody; and whether it does."""
     decodes = scheduler.decodes
     if limit <= 0 or scheduler.singles or not decodes.num_requests or scheduler.needs_a_look():
-        return 0
+        return 0, False
     if not stays_out(scheduler):
-        return 0
-    max_ticks = min(limit, decodes.ticks_to_finish() - 1)
-    return decodes.ticks_within(scheduler.kv_cache_manager.free_blocks, max_ticks)[0]
+        return 0, False
+    ticks_to_finish = decodes.ticks_to_finish()
+    num_ticks, _ = decodes.ticks_within(scheduler.kv_cache_manager.free_blocks, min(limit, ticks_to_finish))
+    return num_ticks, num_ticks == ticks_to_finish
 
 
 def stays_out(scheduler: Scheduler) -> bool:

@@ -151,6 +151,16 @@ class PrefixCache:
             for position in reversed(range(run.start, run.end))
         ]
 
+    def references(self) -> dict[tuple[int, int], list[int]]:
+        """How many hold each cached block, by the name of its chain and its position in it; of several with the same
+        content, the one a lookup finds comes first."""
+        counts: dict[tuple[int, int], list[int]] = {}
+        for name, chain in self.chains.items():
+            for run in chain.runs:
+                for position in range(run.start, run.end):
+                    counts.setdefault((name, position), []).append(len(run.holders))
+        return counts
+
     # --- holding and letting go ---------------------------------------------------------------------------------------
 
     def hold(self, request: Request, hits: Sequence[Hit]) -> int:

@@ -57,8 +57,6 @@ class SchedulerOutput(msgspec.Struct, eq=False):
     """Ids of those preempted in this step or, by a cache reset, since the one before."""
     num_preemptions: int = 0
     """In this step only."""
-    outgrew_pool: Request | None = None
-    """A request that ran alone and preempted itself: it needs more blocks than there are."""
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -271,8 +269,6 @@ class Scheduler:
             output.preempted.update([request.request_id for request in victims])
             output.num_preemptions = len(victims)
             output.token_budget += len(victims)
-            if not self.running:
-                output.outgrew_pool = victims[-1]
         else:
             for request in sorted({*self.singles, *decodes.needing_block()}, key=_running_order):
                 if request.status is not RUNNING:
@@ -360,8 +356,6 @@ class Scheduler:
                 victim = max(self.running, key=lambda r: (r.priority, r.arrival_time))
             self._preempt(victim, request, output)
             if victim is request:
-                if not self.running:
-                    output.outgrew_pool = request
                 return False
         return True
 

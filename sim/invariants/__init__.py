@@ -3,17 +3,17 @@
 from collections.abc import Collection
 
 from sim.case import Case
-from sim.invariants import budget, harness, lifecycle, liveness, routing
+from sim.invariants import budget, harness, lifecycle, liveness, routing, staleness
 from sim.invariants.interface import Invariant, Kind, Violation
 from sim.trace import Trace
 
 INVARIANTS: dict[str, Invariant] = {
     invariant.number: invariant
-    for module in (budget, lifecycle, routing, liveness, harness)
+    for module in (budget, lifecycle, routing, staleness, liveness, harness)
     for invariant in module.INVARIANTS
 }
 
-KINDS: tuple[Kind, ...] = ("budget", "lifecycle", "routing", "liveness", "harness")
+KINDS: tuple[Kind, ...] = ("budget", "lifecycle", "routing", "staleness", "liveness", "harness")
 
 
 def numbers_of(kinds: Collection[str]) -> tuple[str, ...]:

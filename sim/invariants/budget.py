@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from sim.budget import room_tokens
-from sim.case import Case, explicit_limit
+from sim.case import Case, explicit_limit, params_owner
 from sim.invariants.interface import Invariant, Violation
 from sim.trace import Attempt, Logged, Trace, TurnRecord
 
@@ -16,6 +16,11 @@ def turn_budget_tokens(case: Case, session: int) -> int | None:
     limit = explicit_limit(case, session)
     budget = case.budget.client_response_length if limit is None else limit.tokens
     return budget if type(budget) is int and budget > 0 else None
+
+
+def _turn_budgets(trace: Trace, case: Case) -> list[int | None]:
+    """`turn_budget_tokens` of every session; taken with `Trace.derived`, so that it is worked out once a world."""
+    return [turn_budget_tokens(case, session) for session in range(len(trace.ledger.sessions))]
 
 
 def usable(response_length: object) -> bool:
@@ -58,20 +63,26 @@ def _granted(trace: Trace) -> Iterator[tuple[int, TurnRecord, Attempt]]:
                 yield session, turn, attempt
 
 
+def _where(turn: TurnRecord, attempt: Attempt) -> str:
+    return f"session {turn.started.session} turn {turn.started.turn} attempt {attempt.sent.attempt}"
+
+
 def check_overrun(case: Case, trace: Trace) -> list[Violation]:
     """B1."""
     violations = []
+    budgets = trace.derived(_turn_budgets, case)
     for session, turn in trace.ledger.turns():
-        budget = turn_budget_tokens(case, session)
+        budget = budgets[session]
         if budget is None:
             continue
         used = used_before_tokens(case, trace, session, turn)
-        if turn.decoded_tokens and used + turn.decoded_tokens > budget:
+        decoded = turn.decoded_tokens
+        if decoded and used + decoded > budget:
             before = f"{used} tokens used before, then " if used else ""
             violations.append(
                 Violation(
                     "B1",
-                    f"session {session} turn {turn.started.turn} decoded {used + turn.decoded_tokens} tokens against a "
+                    f"session {session} turn {turn.started.turn} decoded {used + decoded} tokens against a "
                     f"budget of {budget} ({case.budget.policy}): {before}{spelled_grants(turn)}",
                     session,
                 )
@@ -82,8 +93,9 @@ def check_overrun(case: Case, trace: Trace) -> list[Violation]:
 def check_usable(case: Case, trace: Trace) -> list[Violation]:
     """B2."""
     violations = []
+    budgets = trace.derived(_turn_budgets, case)
     for session, turn in trace.ledger.turns():
-        budget = turn_budget_tokens(case, session)
+        budget = budgets[session]
         if budget is None or turn.ended is None or turn.ended.outcome != "ok":
             continue
         last = turn.attempts[-1].ended[-1].outcome if turn.attempts and turn.attempts[-1].ended else None
@@ -121,25 +133,27 @@ def check_params_unchanged(case: Case, trace: Trace) -> list[Violation]:
 def check_nothing_left(case: Case, trace: Trace) -> list[Violation]:
     """B6."""
     violations = []
+    budgets = trace.derived(_turn_budgets, case)
+    context_tokens = case.budget.context_tokens
+    config_usable = usable(case.budget.client_response_length)
     for session, turn, attempt in _granted(trace):
         grant = attempt.grant
         assert grant is not None
-        where = f"session {session} turn {turn.started.turn} attempt {attempt.sent.attempt}"
+        if grant.tokens <= 0:
+            continue
         prompt_tokens = attempt.sent.prompt_tokens
-        if grant.tokens > 0 and prompt_tokens + grant.tokens > case.budget.context_tokens:
+        if prompt_tokens + grant.tokens > context_tokens:
             violations.append(
                 Violation(
                     "B6",
-                    f"{where}: prompt {prompt_tokens} + grant {grant.tokens} exceeds the context of "
-                    f"{case.budget.context_tokens}",
+                    f"{_where(turn, attempt)}: prompt {prompt_tokens} + grant {grant.tokens} exceeds the context of "
+                    f"{context_tokens}",
                     session,
                 )
             )
-        if grant.tokens <= 0:
-            continue
-        budget = turn_budget_tokens(case, session)
+        budget = budgets[session]
         limit = explicit_limit(case, session)
-        if limit is None and not usable(case.budget.client_response_length):
+        if limit is None and not config_usable:
             # The documented fallback (B8): the client cannot know what is left, and the server's default is what it is.
             continue
         generated = generated_before_tokens(turn, attempt)
@@ -147,21 +161,25 @@ def check_nothing_left(case: Case, trace: Trace) -> list[Violation]:
             violations.append(
                 Violation(
                     "B6",
-                    f"{where}: {grant.rule} asks for {grant.wanted_tokens} tokens and the request is sent and granted "
-                    f"{grant.tokens}",
+                    f"{_where(turn, attempt)}: {grant.rule} asks for {grant.wanted_tokens} tokens and the request is "
+                    f"sent and granted {grant.tokens}",
                     session,
                 )
             )
         elif limit is not None and limit.tokens == 0:
             violations.append(
-                Violation("B6", f"{where}: the caller's limit is 0 and the request is granted {grant.tokens}", session)
+                Violation(
+                    "B6",
+                    f"{_where(turn, attempt)}: the caller's limit is 0 and the request is granted {grant.tokens}",
+                    session,
+                )
             )
         elif budget is not None and case.budget.policy == "turn" and generated >= budget:
             violations.append(
                 Violation(
                     "B6",
-                    f"{where}: the budget of {budget} is used up ({generated} generated) and the request is sent and "
-                    f"granted {grant.tokens}",
+                    f"{_where(turn, attempt)}: the budget of {budget} is used up ({generated} generated) and the "
+                    f"request is sent and granted {grant.tokens}",
                     session,
                 )
             )
@@ -189,19 +207,28 @@ def check_fallback(case: Case, trace: Trace) -> list[Violation]:
 def check_limit_honoured(case: Case, trace: Trace) -> list[Violation]:
     """B10. Where objects are shared, a client may change its params after it has sent them: not the server's doing."""
     violations = []
+    changed_by = {
+        params_owner(case, session)
+        for session, turn in trace.ledger.turns()
+        if turn.ended is not None and turn.ended.params_changed is not None
+    }
     for session, turn, attempt in _granted(trace):
         grant = attempt.grant
         assert grant is not None
-        changed = grant.rule != "default" and attempt.sent.limits.get(grant.rule) != grant.wanted_tokens
-        if changed and case.transport.objects == "shared":
-            continue
+        if case.transport.objects == "shared":
+            if grant.rule == "default":  # a limit taken out again, by a session that has the same params
+                changed = params_owner(case, session) in changed_by
+            else:
+                changed = attempt.sent.limits.get(grant.rule) != grant.wanted_tokens
+            if changed:
+                continue
         asked = [limit for limit in attempt.sent.limits.values() if type(limit) is int and limit > 0]
         if asked and grant.tokens not in {max(0, min(limit, grant.room_tokens)) for limit in asked}:
             violations.append(
                 Violation(
                     "B10",
-                    f"session {session} turn {turn.started.turn} attempt {attempt.sent.attempt}: the client sent "
-                    f"{attempt.sent.limits} and the server granted {grant.tokens} (room {grant.room_tokens})",
+                    f"{_where(turn, attempt)}: the client sent {attempt.sent.limits} and the server granted "
+                    f"{grant.tokens} (room {grant.room_tokens})",
                     session,
                 )
             )

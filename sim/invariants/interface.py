@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from sim.case import Case
 from sim.trace import Trace
 
-Kind = Literal["budget", "lifecycle", "routing", "liveness", "harness"]
+Kind = Literal["budget", "lifecycle", "routing", "staleness", "liveness", "harness"]
 
 
 class Violation(NamedTuple):

@@ -3,7 +3,7 @@
 from sim.case import Case
 from sim.invariants.interface import Invariant, Violation
 from sim.server import first_token
-from sim.trace import Ids, Trace, TurnRecord, WorldEnded
+from sim.trace import Ids, Message, Trace, TurnRecord, WorldEnded
 
 
 def check_one_outcome(case: Case, trace: Trace) -> list[Violation]:
@@ -97,8 +97,36 @@ def check_zero_tokens(case: Case, trace: Trace) -> list[Violation]:
     return violations
 
 
+def check_failures_have_a_cause(case: Case, trace: Trace) -> list[Violation]:
+    """A9. A run that was cut off says nothing of the calls that were under way."""
+    del case
+    if not trace.is_done:
+        return []
+    failed = {(event.session, event.turn) for event in trace.events if isinstance(event, Message) and event.error}
+    violations = []
+    for session, turn in trace.ledger.turns():
+        ended, number = turn.ended, turn.started.turn
+        outcomes = {end.outcome for attempt in turn.attempts for end in attempt.ended}
+        if ended is None:
+            how = "ended without a result or an exception that can be caught"
+        elif ended.outcome == "cancelled" and trace.ledger.sessions[session].cancelled is None:
+            how = "says that it was cancelled, and nobody cancelled it"
+        elif ended.outcome == "error" and not outcomes & {"error", "refused"} and (session, number) not in failed:
+            how = f"failed of itself: {ended.error}"
+        else:
+            continue
+        violations.append(Violation("A9", f"session {session} turn {number} {how}", session))
+    return violations
+
+
 INVARIANTS = (
     Invariant("A1", "lifecycle", "Every request has exactly one terminal outcome.", check_one_outcome),
     Invariant("A2", "lifecycle", "Decoded tokens are delivered or accounted as discarded.", check_conservation),
     Invariant("A5", "lifecycle", "Zero tokens is a legal outcome at every layer.", check_zero_tokens),
+    Invariant(
+        "A9",
+        "lifecycle",
+        "A call of the client fails only when a server or the balancer failed it, or it was cancelled.",
+        check_failures_have_a_cause,
+    ),
 )

@@ -6,10 +6,12 @@ from typing import Any
 import msgspec
 
 from sim.case import AfterSent, AfterTokens, AtTime, Case, Fault, When
-from sim.invariants import INVARIANTS, Violation
+from sim.invariants import INVARIANTS, Violation, judge
 from sim.invariants.budget import turn_budget_tokens, used_before_tokens
+from sim.search.campaign import Find
 from sim.sut.interface import Sut
 from sim.trace import Attempt, FaultFired, Trace, TurnRecord, WorldEnded
+from sim.world import run_world
 
 MOST_TURNS_SHOWN = 12
 _BAR_COLUMNS = 56
@@ -37,11 +39,17 @@ def spelled_fault(fault: Fault) -> str:
     """A fault in words: `weight_update (pause_s 1) once session 0 has decoded 5 tokens`."""
     fields = msgspec.structs.asdict(fault)
     details = ", ".join(
-        f"{key} {', '.join(map(str, value)) if isinstance(value, tuple) else f'{value:g}'}"
+        f"{key} {_spelled_value(value)}"
         for key, value in fields.items()
-        if key != "at" and value != ()
+        if key != "at" and value != () and value is not True  # what is true is as usual
     )
     return f"{fault.__struct_config__.tag}{f' ({details})' if details else ''} {spelled_when(fault.at)}"
+
+
+def _spelled_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
 
 
 def spelled_grant(case: Case, attempt: Attempt) -> str:
@@ -184,7 +192,8 @@ def schedule_line(case: Case) -> str:
     if schedule.policy == "random":
         return f"schedule: random order, seed {schedule.seed}"
     places = ", ".join(f"step {step} takes callback {pick}" for step, pick in schedule.deviations)
-    return f"schedule: FIFO but for {len(schedule.deviations)} deviations ({places}): a race"
+    count = len(schedule.deviations)
+    return f"schedule: FIFO but for {count} deviation{'s' * (count > 1)} ({places}): a race"
 
 
 def world_report(case: Case, sut: Sut, trace: Trace, violations: Sequence[Violation]) -> str:
@@ -203,6 +212,13 @@ def world_report(case: Case, sut: Sut, trace: Trace, violations: Sequence[Violat
     sections.append(f"the world ended at {end.t_ns / 1e9:g} s: {end.reason}")
     sections.append(verdict_lines(violations))
     return "\n\n".join(sections)
+
+
+def find_report(sut: Sut, find: Find) -> str:
+    """The world of a find. One that does not show it again (a SUT that breaks D1) is reported as it was seen."""
+    trace = run_world(find.case, sut)
+    violations = [violation for violation in judge(find.case, trace) if violation.invariant == find.invariant]
+    return world_report(find.case, sut, trace, violations or [Violation(find.invariant, find.message)])
 
 
 def _faults_section(case: Case, trace: Trace) -> str:

@@ -3,16 +3,20 @@
 Operating rules:
 - Hypothesis draws the world; each is run under several schedules, and every `TWICE_EVERY`-th run is done twice (D1).
 - An invariant is reported once a SUT. When a new one breaks, Hypothesis shrinks that violation before the search goes
-  on, for at most `MOST_SHRINK_WORLDS` worlds; then its schedule is shrunk.
+  on, for at most `MOST_SHRINK_WORLDS` worlds (a race: `MOST_RACE_WORLDS`) and `MOST_SHRINK_STEPS` callbacks; then its
+  schedule, and its case part by part.
+- Shrinking is not searching: its worlds do not count against the bounds.
+- Nothing seen is lost: what else broke on the way and was not met again is reported as it was.
 - A campaign bounded by worlds never looks at a clock: the same seed gives the same finds, every time. One bounded by
-  seconds stops at its time, and shrinks for at most as long again.
-- An interrupt ends it with what it has.
+  seconds stops at its time; what it has found by then may be shrunk for `GRACE` of that time more, and no longer.
+- A request to stop ends it after the world that is running, with what it has.
+- What the harness or a factory raises is no find and is not shrunk: it ends the campaign, and its case is kept.
 """
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 import hypothesis
 import msgspec
@@ -23,14 +27,20 @@ from sim.case import Case, dumps
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.harness import check_same_digest
 from sim.invariants.interface import Violation
-from sim.search.schedules import under_schedules
-from sim.search.shrink import shrink_schedule
+from sim.search.schedules import MORE_FOR_A_RACE, under_schedules
+from sim.search.shrink import shrink_schedule, shrink_world
 from sim.sut.interface import Sut
 from sim.trace import Trace
 from sim.world import World, run_world
 
 TWICE_EVERY = 8
-MOST_SHRINK_WORLDS = 3000
+MOST_SHRINK_WORLDS = 2000
+MOST_RACE_WORLDS = 9000
+MOST_SHRINK_STEPS = 10_000_000
+"""A client that polls for ever makes worlds a thousand times as dear as others."""
+GRACE = 0.5
+_WORLDS_GRACE = 0.8 * GRACE
+"""The rest is for the schedule."""
 
 Compare = Callable[[Case, Trace], list[Violation]]
 
@@ -48,27 +58,52 @@ class Find(msgspec.Struct, frozen=True):
         return self.case.schedule.policy != "fifo"
 
 
+class Breakdown(msgspec.Struct, frozen=True):
+    """What ended a campaign before its time (a SUT that cannot be driven, a fault of the harness), and where."""
+
+    error: Exception
+    case: Case
+
+
+class Noted(msgspec.Struct, frozen=True):
+    """A violation as it was seen, and the seed of the Hypothesis run in which it was."""
+
+    find: Find
+    seed: int
+
+
 @dataclass
 class Campaign:
-    """What one SUT went through, kept up to date while it runs."""
+    """What one SUT went through, kept up to date while it runs.
+
+    `worlds` were searched, `shrink_worlds` run to shrink what was found. `seen`: known violations that came up again.
+    `noted`: for each invariant not found yet the smallest case in which it was seen to break.
+    """
 
     sut: Sut
     seed: int
     worlds: int = 0
+    shrink_worlds: int = 0
     seconds: float = 0.0
     finds: list[Find] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+    noted: dict[str, "Noted"] = field(default_factory=dict)
     interrupted: bool = False
+    breakdown: Breakdown | None = None
 
     @property
     def worlds_per_s(self) -> float:
-        return self.worlds / self.seconds if self.seconds else 0.0
+        return (self.worlds + self.shrink_worlds) / self.seconds if self.seconds else 0.0
 
     def add(self, part: "Campaign") -> None:
         """Takes over what another part of the same search did."""
         self.worlds += part.worlds
+        self.shrink_worlds += part.shrink_worlds
         self.seconds += part.seconds
         self.finds += part.finds
+        self.seen |= part.seen
         self.interrupted |= part.interrupted
+        self.breakdown = self.breakdown or part.breakdown
 
 
 @dataclass(frozen=True)
@@ -96,87 +131,139 @@ def _size(case: Case) -> tuple[int, int, str]:
 class _Search:
     """One Hypothesis run: generates until something new breaks, then shrinks it."""
 
-    def __init__(self, campaign: Campaign, numbers: Sequence[str], bounds: Bounds, compare: Compare | None) -> None:
+    def __init__(
+        self,
+        campaign: Campaign,
+        numbers: Sequence[str],
+        bounds: Bounds,
+        known: frozenset[str],
+        compare: Compare | None,
+        progress: Callable[[Campaign], None],
+        stop: Callable[[], bool],
+        started: float,
+        seed: int,
+        target: str | None = None,
+    ) -> None:
         self.campaign = campaign
         self.numbers = numbers
         self.bounds = bounds
+        self.known = known
         self.compare = compare
-        self.started = time.monotonic()
-        self.progress: Callable[[Campaign], None] = lambda _: None
-        self.target: str | None = None
-        self.best: Find | None = None
+        self.progress = progress
+        self.stop = stop
+        self.started = started
+        self.seed = seed
+        self.target = target
+        self.best = None if target is None else campaign.noted[target].find
+        self.case: Case | None = None
         self._shrink_worlds = 0
-        self._shrink_started = 0.0
+        self._shrink_steps = 0
+        self._shrinks_schedule = False
         self._trials = 0
 
     def violations(self, case: Case) -> list[Violation]:
-        """What the case violates of the invariants looked for."""
+        """What the case violates of the invariants looked for. What is raised here ends the campaign."""
         campaign = self.campaign
-        trace = run_world(case, campaign.sut)
-        campaign.worlds += 1
-        found = judge(case, trace, self.numbers) if self.compare is None else self.compare(case, trace)
-        if self._due_twice() and self.compare is None and "D1" in self.numbers:
-            found += check_same_digest(trace, run_world(case, campaign.sut))
+        self.case = case
+        try:
+            world = World(case, campaign.sut)
+            trace = world.run()
+            found = judge(case, trace, self.numbers) if self.compare is None else self.compare(case, trace)
+            if self.compare is None and "D1" in self.numbers and self._due_twice():
+                found += check_same_digest(trace, run_world(case, campaign.sut))
+        except Exception as error:
+            self.break_down(error)
+            raise _Stop from error
+        if self.target is None:
+            campaign.worlds += 1
+        else:
+            campaign.shrink_worlds += 1
+            self._shrink_worlds += 1
+            self._shrink_steps += world.steps
         return found
+
+    def break_down(self, error: Exception) -> None:
+        """Ends the campaign with the case at hand."""
+        if self.case is None:
+            raise error
+        self.campaign.breakdown = Breakdown(error, self.case)
 
     def _due_twice(self) -> bool:
         self._trials += 1
-        return self.target == "D1" or self._trials % TWICE_EVERY == 1
+        return self.target == "D1" or (self.target is None and self._trials % TWICE_EVERY == 1)
 
     def out_of_bounds(self) -> bool:
-        bounds, campaign = self.bounds, self.campaign
-        if bounds.worlds is not None:
-            return campaign.worlds >= bounds.worlds
-        assert bounds.seconds is not None
-        return time.monotonic() - self.started >= bounds.seconds
+        if self.bounds.worlds is not None:
+            return self.campaign.worlds >= self.bounds.worlds
+        assert self.bounds.seconds is not None
+        return time.monotonic() - self.started >= self.bounds.seconds
 
     def shrunk_enough(self) -> bool:
-        if self._shrink_worlds >= MOST_SHRINK_WORLDS:
+        most_worlds = MOST_RACE_WORLDS if self.best is not None and self.best.is_race else MOST_SHRINK_WORLDS
+        if self.stop() or self._shrink_worlds >= most_worlds or self._shrink_steps >= MOST_SHRINK_STEPS:
             return True
-        seconds = self.bounds.seconds
-        return seconds is not None and time.monotonic() - self._shrink_started >= seconds
+        if self.bounds.seconds is None:
+            return False
+        grace = GRACE if self._shrinks_schedule else _WORLDS_GRACE
+        return time.monotonic() - self.started >= (1 + grace) * self.bounds.seconds
 
     def probe(self, case: Case) -> None:
         """Runs one drawn case; raises `_Hit` when it shows the violation that is looked for."""
         campaign = self.campaign
-        if self.target is None:
-            if self.out_of_bounds():
-                raise _Stop
-        elif self.shrunk_enough():
-            raise _Stop
         campaign.seconds = time.monotonic() - self.started
         self.progress(campaign)
-        known = {find.invariant for find in campaign.finds}
-        for scheduled in under_schedules(case):
-            if self.target is not None:
-                self._shrink_worlds += 1
-            for violation in self.violations(scheduled):
-                if violation.invariant == self.target or (self.target is None and violation.invariant not in known):
-                    self._hit(violation, scheduled)
+        if self.best is None:
+            schedules = under_schedules(case)
+        else:
+            schedules = under_schedules(case, MORE_FOR_A_RACE) if self.best.is_race else [case]
+        for scheduled in schedules:
+            if self.stop():
+                campaign.interrupted = True
+                raise _Stop
+            if self.shrunk_enough() if self.target is not None else self.out_of_bounds():
+                raise _Stop
+            self._sort_out(self.violations(scheduled), scheduled)
 
-    def _hit(self, violation: Violation, case: Case) -> NoReturn:
+    def _sort_out(self, violations: list[Violation], case: Case) -> None:
+        """Notes what is new; raises `_Hit` for what is looked for, be it anything new."""
+        found = {violation.invariant: violation.message for violation in reversed(violations)}
+        self.campaign.seen.update(found.keys() & self.known)
+        for number in found.keys() - self.known - {find.invariant for find in self.campaign.finds}:
+            before = self.campaign.noted.get(number)
+            if before is None or _size(case) < _size(before.find.case):
+                self.campaign.noted[number] = Noted(Find(number, found[number], case), self.seed)
         if self.target is None:
-            self.target = violation.invariant
-            self._shrink_started = time.monotonic()
-        if self.best is None or _size(case) < _size(self.best.case):
-            self.best = Find(violation.invariant, violation.message, case)
-        raise _Hit
+            self.target = next((v.invariant for v in violations if v.invariant in self.campaign.noted), None)
+        if self.target is not None and self.target in found:
+            self.best = self.campaign.noted[self.target].find
+            raise _Hit
 
-    def still_fails(self, case: Case) -> bool:
-        return any(violation.invariant == self.target for violation in self.violations(case))
+    def _shown(self, case: Case) -> str | None:
+        """How the case shows the violation that is looked for; None when it does not, or there is no time to look."""
+        if self.shrunk_enough():
+            return None
+        return next((found.message for found in self.violations(case) if found.invariant == self.target), None)
 
     def finish(self) -> None:
-        """Shrinks the schedule of the best case and puts it among the campaign's finds."""
-        if self.best is None:
+        """Puts the best case among the campaign's finds, reduced and its schedule shrunk if there is time."""
+        find, self.best = self.best, None
+        if find is None:
             return
-        world = World(self.best.case, self.campaign.sut)
-        world.run()
-        case = shrink_schedule(self.best.case, world.deviations, self.still_fails)
-        message = self.best.message
-        if case is not self.best.case:
-            message = next(v.message for v in self.violations(case) if v.invariant == self.target)
-        self.campaign.finds.append(Find(self.best.invariant, message, case))
-        self.best = None
+        del self.campaign.noted[find.invariant]
+        self.campaign.finds.append(find)  # first, so that an interrupt does not lose it
+        self._shrink_worlds = self._shrink_steps = 0  # this share is its own
+        self._shrinks_schedule = True
+        messages: dict[Case, str] = {}
+
+        def fails(case: Case) -> bool:
+            message = self._shown(case)
+            if message is not None:
+                messages[case] = message
+            return message is not None
+
+        case = shrink_schedule(find.case, self.campaign.sut, fails) if find.is_race else find.case
+        case = shrink_world(case, fails)
+        self.campaign.finds[-1] = Find(find.invariant, messages.get(case, find.message), case)
 
 
 def run_campaign(
@@ -187,40 +274,50 @@ def run_campaign(
     bounds: Bounds,
     progress: Callable[[Campaign], None] = lambda _: None,
     compare: Compare | None = None,
+    known: Collection[str] = (),
+    stop: Callable[[], bool] = lambda: False,
 ) -> Campaign:
     """Searches for violations of the invariants with these numbers until its bounds; one find an invariant.
 
-    `compare` judges a trace in the place of the invariants (an old client against a new one).
+    `known` violations are noted and neither shrunk nor reported. `compare` judges a trace in the place of the
+    invariants (an old client against a new one). `stop` is asked before each world.
     """
     campaign = Campaign(sut, seed)
     started = time.monotonic()
-    round_number = 0
-    try:
-        while True:
-            search = _Search(campaign, numbers, bounds, compare)
-            search.started, search.progress = started, progress
-            try:
-                _generate_and_shrink(search, strategy, seed + round_number)
-            except KeyboardInterrupt:
-                campaign.interrupted = True
-            except _Stop:
-                pass
+    wanted = set(numbers) - set(known)
+
+    def one_run(run_seed: int, target: str | None = None) -> _Search:
+        search = _Search(
+            campaign, numbers, bounds, frozenset(known), compare, progress, stop, started, run_seed, target
+        )
+        try:
+            _generate_and_shrink(search, strategy)
             search.finish()
-            round_number += 1
-            all_found = {find.invariant for find in campaign.finds}.issuperset(numbers)
-            if all_found or campaign.interrupted or search.target is None or search.out_of_bounds():
-                break
-    except KeyboardInterrupt:
-        campaign.interrupted = True
+        except KeyboardInterrupt:
+            campaign.interrupted = True
+        except _Stop:
+            pass
+        return search
+
+    for run_seed in itertools.count(seed):
+        search = one_run(run_seed)
+        ended = campaign.interrupted or campaign.breakdown is not None or search.target is None
+        if ended or search.out_of_bounds() or wanted <= {find.invariant for find in campaign.finds}:
+            break
+    for number, noted in list(campaign.noted.items()):
+        if not campaign.interrupted and campaign.breakdown is None:
+            one_run(noted.seed, number)  # meets it again, and shrinks it
+    campaign.finds += [noted.find for noted in campaign.noted.values()]
     campaign.seconds = time.monotonic() - started
     campaign.finds.sort(key=lambda find: list(INVARIANTS).index(find.invariant) if find.invariant in INVARIANTS else 99)
     return campaign
 
 
-def _generate_and_shrink(search: _Search, strategy: st.SearchStrategy[Case], seed: int) -> None:
+def _generate_and_shrink(search: _Search, strategy: st.SearchStrategy[Case]) -> None:
+    """One Hypothesis run. What it found by the time that it ended, or was ended, is the search's best."""
     most = search.bounds.worlds if search.bounds.worlds is not None else 10**9
 
-    @hypothesis.seed(seed)
+    @hypothesis.seed(search.seed)
     @hypothesis.settings(
         max_examples=most,
         database=None,
@@ -237,9 +334,11 @@ def _generate_and_shrink(search: _Search, strategy: st.SearchStrategy[Case], see
 
     try:
         look()
-    except _Hit:
+    except (_Hit, _Stop):
         pass
-    except hypothesis.errors.Flaky:
-        # A shrink that ran out of its bounds, or a SUT that breaks D1: the best case is kept all the same.
+    except hypothesis.errors.Flaky as error:
+        # A SUT that breaks D1: the best case is kept all the same.
         if search.best is None:
-            raise
+            search.break_down(error)
+    except Exception as error:  # of Hypothesis itself; a world's is caught where it is raised
+        search.break_down(error)

@@ -8,6 +8,7 @@ test. A draw is dear beside a small world, so each strategy is one static tree, 
 from collections.abc import Callable
 from typing import Any, Literal
 
+import msgspec
 from hypothesis import strategies as st
 from msgspec import UNSET
 
@@ -159,7 +160,7 @@ _routing_faults = st.lists(st.one_of(_membership_faults, _membership_faults, _ca
 
 
 def _with_dialect(server: ServerSettings, dialect: Dialect) -> ServerSettings:
-    return ServerSettings(dialect, server.submission_gate, server.token_time_s, server.prefill_s, server.admission_s)
+    return msgspec.structs.replace(server, dialect=dialect)
 
 
 # Cases
@@ -236,6 +237,7 @@ STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Case]]] = {
     "lifecycle": response_cases,
     "routing": routing_cases,
     "liveness": response_cases,
+    "staleness": response_cases,
     "harness": routing_cases,
 }
 """The worlds in which invariants of a kind are looked for."""

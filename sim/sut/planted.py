@@ -59,10 +59,10 @@ class DeafServer(FakeRolloutServer):
 class TwiceEndingServer(FakeRolloutServer):
     """Says of an aborted request that it ended, and then once more."""
 
-    def _end(self, request: int, outcome: Outcome, tokens: int, error: str | None = None) -> None:
-        super()._end(request, outcome, tokens, error)
+    def _end(self, request: int, outcome: Outcome, tokens: int, *more: Any, **named: Any) -> None:
+        super()._end(request, outcome, tokens, *more, **named)
         if outcome == "abort":
-            super()._end(request, "length", tokens, error)
+            super()._end(request, "length", tokens)
 
 
 class TokenLosingClient(PinnedClient):
@@ -80,6 +80,15 @@ class AveragingClient(PinnedClient):
     def merge(self, final: TokenOutput, output: TokenOutput) -> None:
         super().merge(final, output)
         assert sum(output.log_probs or ()) / len(output.token_ids) <= 0
+
+
+class GivingUpClient(PinnedClient):
+    """Takes an answer that is cut for an error."""
+
+    def merge(self, final: TokenOutput, output: TokenOutput) -> None:
+        if output.stop_reason in ("aborted", "abort") and output.token_ids:
+            raise RuntimeError("the server aborted the request")
+        super().merge(final, output)
 
 
 class SlotLeakingClient(PinnedClient):
@@ -142,6 +151,14 @@ class GhostBalancer(LeastLoadedBalancer):
         return super().acquire_server(request_id)
 
 
+class CacheKeepingServer(FakeRolloutServer):
+    """Keeps its prefix cache over an abort, and so over new weights."""
+
+    async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
+        del reset_prefix_cache
+        return await super().abort_all_requests(False, reject_request)
+
+
 class StuckGateServer(FakeRolloutServer):
     """Resumes its engine and forgets to open the gate."""
 
@@ -179,12 +196,14 @@ PLANTED: dict[str, Planted] = {
     "ends-twice": Planted("A1", server=TwiceEndingServer),
     "loses-tokens": Planted("A2", TokenLosingClient),
     "divides-by-tokens": Planted("A5", AveragingClient),
+    "gives-up": Planted("A9", GivingUpClient),
     "routes-anywhere": Planted("R1", balancer=UnevenBalancer),
     "forgets-session": Planted("R2", balancer=ForgetfulBalancer),
     "zeroes-count": Planted("R3", balancer=ZeroingBalancer),
     "favourite": Planted("R4", balancer=FavouriteBalancer),
     "routes-to-removed": Planted("R5", balancer=GhostBalancer),
     "leaks-slot": Planted("R7", SlotLeakingClient),
+    "keeps-cache": Planted("S2", server=CacheKeepingServer),
     "stuck-gate": Planted("V1", server=StuckGateServer),
     "counts-worlds": Planted("D1", balancer=WorldCountingBalancer),
 }

@@ -65,6 +65,23 @@ def test_those_beside_it_get_their_tokens_first() -> None:
     assert set(run.finish_step) == {"b"}
 
 
+def test_equals_under_the_priority_policy_can_preempt_one_another_for_ever() -> None:
+    # Each would fit by itself. vLLM does the same: of equals it preempts the first in the running list, and admits the
+    # first by id.
+    engine = make_engine(
+        num_gpu_blocks=5,
+        scheduling_policy="priority",
+        scheduler_reserve_full_isl=False,
+        enable_prefix_caching=False,
+        long_prefill_token_threshold=4,
+    )
+    add_all(engine, {"b": 13, "a": 9})
+    run = engine.run()
+    assert run.stuck == "requests 'b', 'a' preempt one another for ever and none gets a token"
+    assert run.steps < 20
+    assert not any(engine.step().emitted for _ in range(100))
+
+
 def test_help_from_outside_is_noticed() -> None:
     engine = make_engine(num_gpu_blocks=7)
     add_all(engine, {"a": 25, "b": 3}, max_tokens=2)

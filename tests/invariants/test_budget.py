@@ -1,5 +1,7 @@
 """Budget invariants: each catches its planted bug in one small case, and passes the known-good client there."""
 
+import asyncio
+
 import pytest
 
 from sim.case import (
@@ -18,6 +20,8 @@ from sim.case import (
 )
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.budget import returned_tokens, spelled_grants, turn_budget_tokens
+from sim.sut.interface import Sut
+from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Decoded, Ended, Granted, Sent, Trace, TurnEnded, TurnStarted, WorldEnded
 from sim.world import run_world
@@ -271,3 +275,23 @@ def test_the_grants_are_spelled_in_order():
     (turn,) = trace.ledger.sessions[0].turns
     assert spelled_grants(turn) == "4 of 10 (aborted), 6 of 6"
     assert returned_tokens(turn) == 0
+
+
+@pytest.mark.parametrize("objects", ["copies", "shared"])
+def test_b10_does_not_blame_the_server_for_a_limit_that_is_taken_out_under_way(objects):
+    class WithdrawingClient(PinnedClient):
+        """Sends the caller's own params, and takes the limit out of them before they have arrived (verl 0.8.0)."""
+
+        async def attempt(self, request_id, prompt_ids, sampling_params, **kwargs):
+            asyncio.get_running_loop().call_soon(self.callers.pop, "max_tokens", None)
+            return await super().attempt(request_id, prompt_ids, self.callers, **kwargs)
+
+        async def generate(self, request_id, *, prompt_ids, sampling_params, **kwargs):
+            self.callers = sampling_params
+            return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
+
+    sut = Sut("withdrawing", "withdrawing", lambda context: WithdrawingClient(context.config, context.balancer))
+    transport = Transport(objects, server_delay_s=0.5)
+    case = Case(BUDGET, (Session(2, limit=Limit("max_tokens", 5)),), transport=transport)
+    trace = run_world(case, sut)
+    assert {violation.invariant for violation in judge(case, trace, ["B4", "B10"])} == {"B4"}

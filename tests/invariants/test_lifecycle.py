@@ -2,7 +2,7 @@
 
 import pytest
 
-from sim.case import AbortAll, AfterTokens, AtTime, Budget, Case, ServerSettings, Session
+from sim.case import AbortAll, AbortRequest, AfterTokens, AtTime, Budget, Case, ServerSettings, Session
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.lifecycle import delivered_ids
 from sim.server import first_token
@@ -13,9 +13,7 @@ from sim.world import run_world
 BUDGET = Budget(prompt_length=8, response_length=10, max_model_len=64)
 ONE = Case(BUDGET, (Session(2),))
 ABORTED = Case(BUDGET, (Session(2),), (AbortAll(AfterTokens(0, 4), 0),))
-ABORTED_IN_PREFILL = Case(
-    BUDGET, (Session(2),), (AbortAll(AtTime(0.5), 0),), server=ServerSettings(submission_gate=False, prefill_s=1.0)
-)
+ABORTED_IN_PREFILL = Case(BUDGET, (Session(2),), (AbortRequest(AtTime(0.5), 0),), server=ServerSettings(prefill_s=1.0))
 
 
 def found(sut, case):

@@ -106,7 +106,7 @@ def test_a_config_without_a_usable_budget_falls_back_to_the_server_and_says_so(s
 
 def test_an_answer_of_0_tokens_is_resumed_like_any_other():
     settings = ServerSettings(submission_gate=False, prefill_s=1.0)
-    trace = run(AbortAll(AtTime(0.5), 0), AbortRequest(AfterSent(0, 2), 0), server=settings)
+    trace = run(AbortRequest(AtTime(0.5), 0), AbortRequest(AfterSent(0, 2), 0), server=settings)
     assert decoded(trace) == [0, 0, 10]
     assert ended(trace)[0].outcome == "ok"
 
@@ -118,8 +118,8 @@ def test_the_weight_versions_of_a_response_are_those_of_its_tokens():
 
 
 def test_versions_skip_answers_without_tokens():
-    settings = ServerSettings(submission_gate=False, prefill_s=1.0)
-    (turn,) = ended(run(WeightUpdate(AtTime(0.5), pause_s=0.0), server=settings))
+    settings = ServerSettings(submission_gate=False)
+    (turn,) = ended(run(WeightUpdate(AfterSent(0, 1), pause_s=0.0), server=settings))
     assert (turn.min_version, turn.max_version) == (1, 1)
 
 

@@ -46,16 +46,20 @@ class LeastLoadedBalancer:
     def require_release_fields(self) -> list[str]:
         return ["request_id"]
 
-    def release_server(self, server_id: str, request_id: str = "") -> None:
-        """One request of this session has ended; the oldest epoch that still counts it lets it go."""
-        earlier = self._earlier.get(server_id)
-        if earlier and earlier.get(request_id, 0) > 0:
-            earlier[request_id] -= 1
-            return
-        present = self._in_flight.get(server_id)
-        if present and present.get(request_id, 0) > 0:
-            present[request_id] -= 1
-            self._loads[server_id] -= 1
+    def release_server(self, server_id: str, request_id: str | None = None) -> None:
+        """One request of this session has ended; the oldest epoch that still counts it lets it go.
+
+        Without a session (verl's own balancers need none) it is taken for the oldest that is counted.
+        """
+        for epoch in (self._earlier.get(server_id, {}), self._in_flight.get(server_id, {})):
+            session = request_id
+            if session is None:
+                session = next((counted for counted, requests in epoch.items() if requests > 0), None)
+            if session is not None and epoch.get(session, 0) > 0:
+                epoch[session] -= 1
+                if epoch is self._in_flight.get(server_id):
+                    self._loads[server_id] -= 1
+                return
 
     def add_servers(self, servers: dict[str, Any]) -> None:
         for name, handle in servers.items():

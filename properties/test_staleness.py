@@ -1,0 +1,11 @@
+"""Staleness: which weights computed what a token rests on."""
+
+KIND = "staleness"
+
+
+def test_nothing_but_known_violations_is_found(gate):
+    gate()
+
+
+def test_a_planted_bug_is_caught_and_shrinks_to_a_case_that_a_person_can_read(catch, planted_name):
+    catch(planted_name)

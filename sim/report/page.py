@@ -1,0 +1,323 @@
+"""A world as one HTML page that needs nothing else: attempts and grants, budget bars, time, deviations, verdicts."""
+
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from sim.case import Case
+from sim.clock import NS_PER_S, Deviation
+from sim.invariants import INVARIANTS, Violation
+from sim.invariants.budget import turn_budget_tokens, used_before_tokens
+from sim.report import explain
+from sim.report.colours import FATE_COLOURS
+from sim.report.spans import Part, Span, spans_of
+from sim.sut.interface import Sut
+from sim.trace import FaultFired, Trace, TurnRecord, WorldEnded
+from sim.waste.ledger import FATES, LOSSES, waste_of
+
+MOST_TURNS = 200
+MOST_DEVIATIONS = 300
+MOST_LANES = 80
+_WIDTH, _LANE, _LEFT, _TOP = 1000, 20, 92, 26
+_STYLE = Path(__file__).with_name("page.css")
+
+Place: TypeAlias = Callable[[int], float]
+"""From nanoseconds to a place across the drawing."""
+
+
+class Subject(NamedTuple):
+    """What a page is about."""
+
+    title: str
+    origin: str
+    case: Case
+    sut: Sut
+    trace: Trace
+    violations: Sequence[Violation]
+    deviations: Sequence[Deviation]
+
+
+def page(subject: Subject) -> str:
+    """The whole page."""
+    spans = spans_of(subject.case, subject.trace)
+    sections = [
+        _header(subject),
+        _tiles(subject),
+        _section("In time", _timeline(subject, spans)),
+        _section("Responses", "".join(_turns(subject, spans))),
+        _section("Faults", _faults(subject)) if subject.case.faults else "",
+        _section("Schedule", _schedule(subject)),
+        f"<footer>digest {subject.trace.digest()} · {len(subject.trace.events):,} events · "
+        f"{escape(_ending(subject.trace))}</footer>",
+    ]
+    return _PAGE.format(title=escape(subject.title), style=_STYLE.read_text(encoding="utf-8"), body="\n".join(sections))
+
+
+def _section(head: str, body: str) -> str:
+    return f"<section><h2>{head}</h2>{body}</section>"
+
+
+def _ending(trace: Trace) -> str:
+    end = trace.events[-1]
+    assert isinstance(end, WorldEnded)
+    return f"the world ended at {end.t_ns / NS_PER_S:g} s of virtual time: {end.reason}"
+
+
+# Top
+
+
+def _header(subject: Subject) -> str:
+    case, verdicts = subject.case, []
+    for number in dict.fromkeys(violation.invariant for violation in subject.violations):
+        statement = INVARIANTS[number].statement if number in INVARIANTS else ""
+        messages = [violation.message for violation in subject.violations if violation.invariant == number]
+        items = "".join(f"<li>{escape(message)}</li>" for message in messages[:6])
+        verdicts.append(f'<div class="verdict"><b>{number}</b><div>{escape(statement)}<ul>{items}</ul></div></div>')
+    if not verdicts:
+        verdicts.append('<div class="verdict clean"><b>clean</b><div>No invariant is violated.</div></div>')
+    chips = "".join(f"<span>{escape(part)}</span>" for part in explain.settings_line(case).split(" · "))
+    origin = f'<p class="origin">{escape(subject.origin)}</p>' if subject.origin else ""
+    return (
+        f"<header><h1>{escape(subject.title)} <small>on {escape(subject.sut.key)}</small></h1>{origin}"
+        f'<p class="chips">{chips}</p>{"".join(verdicts)}</header>'
+    )
+
+
+def _tiles(subject: Subject) -> str:
+    waste = waste_of(subject.case, subject.trace)
+    tiles = [("decoded", waste.decoded.tokens, ""), ("kept", waste.kept_tokens, FATES["kept"])]
+    tiles += [(loss, waste.fates[loss].tokens, FATES[loss]) for loss in LOSSES if waste.fates[loss].tokens]
+    cells = "".join(
+        f'<div class="tile" title="{escape(what)}"><i style="background:{FATE_COLOURS.get(name, "transparent")}"></i>'
+        f"<b>{tokens:,}</b><span>{name}</span></div>"
+        for name, tokens, what in tiles
+    )
+    share = f'<div class="tile"><b>{waste.share:.1%}</b><span>thrown away</span></div>' if waste.wasted.tokens else ""
+    return f'<div class="tiles">{cells}{share}</div>'
+
+
+# Time
+
+
+def _timeline(subject: Subject, spans: Sequence[Span]) -> str:
+    """Replicas as bands, attempts as blocks in their lanes, faults as lines across."""
+    case, trace = subject.case, subject.trace
+    end_ns = max(1, trace.events[-1].t_ns)
+    scale = (_WIDTH - _LEFT - 8) / end_ns
+
+    def x(t_ns: int) -> float:
+        return _LEFT + t_ns * scale
+
+    blocks, bands, top, hidden = [], [], _TOP, 0
+    for replica in range(case.replicas):
+        lanes: list[int] = []
+        mine = [span for span in spans if span.attempt.sent.replica == replica]
+        for span in mine:
+            until_ns = end_ns if span.ended_ns is None else span.ended_ns
+            lane = next((number for number, free_ns in enumerate(lanes) if free_ns <= span.sent_ns), len(lanes))
+            if lane >= MOST_LANES:
+                hidden += 1
+                continue
+            lanes[lane : lane + 1] = [until_ns]
+            blocks.append(_block(case, span, until_ns, top + lane * _LANE, x))
+        height = max(1, len(lanes)) * _LANE
+        band = "band odd" if replica % 2 else "band"
+        bands.append(f'<rect class="{band}" x="0" y="{top - 3}" width="{_WIDTH}" height="{height + 4}" rx="3"/>')
+        bands.append(f'<text x="8" y="{top + height / 2 + 3:.0f}">replica {replica}</text>')
+        top += height + 8
+    marks = []
+    for event in trace.events:
+        if isinstance(event, FaultFired):
+            told = f"{explain.spelled_fault(case.faults[event.fault])}, at {event.t_ns / NS_PER_S:g} s"
+            place = x(event.t_ns)
+            marks.append(
+                f'<g class="mark"><title>{escape(told)}</title><line x1="{place:.1f}" x2="{place:.1f}" y1="14" '
+                f'y2="{top - 6}"/><path d="M{place:.1f} 14 l-4 -7 h8 z"/></g>'
+            )
+    ticks = []
+    for second in _ticks(end_ns / NS_PER_S):
+        ticks.append(f'<text class="tick" x="{x(round(second * NS_PER_S)):.1f}" y="{top + 12}">{second:g} s</text>')
+    more = f'<p class="note">{hidden} attempts beyond {MOST_LANES} lanes are not drawn.</p>' if hidden else ""
+    legend = _legend({part.fate for span in spans for part in span.parts}, bool(marks))
+    return (
+        f'<svg class="time" viewBox="0 0 {_WIDTH} {top + 20}" role="img" aria-label="attempts in time">'
+        f"{''.join(bands)}{''.join(blocks)}{''.join(marks)}{''.join(ticks)}</svg>{legend}{more}"
+    )
+
+
+def _block(case: Case, span: Span, until_ns: int, y: int, x: Place) -> str:
+    sent = span.attempt.sent
+    told = (
+        f"session {sent.session} turn {sent.turn} attempt {sent.attempt}: prompt {sent.prompt_tokens}, granted "
+        f"{explain.spelled_grant(case, span.attempt)}, decoded {span.attempt.decoded_tokens}"
+    )
+    left, right = x(span.sent_ns), x(until_ns)
+    shape = [
+        f'<g><title>{escape(told)}</title><rect class="wait" x="{left:.1f}" y="{y + 5}" '
+        f'width="{max(1.0, right - left):.1f}" height="{_LANE - 13}"/>'
+    ]
+    for part in span.parts:
+        shape.append(
+            f'<rect x="{x(part.start_ns):.1f}" y="{y}" width="{max(0.8, x(part.end_ns) - x(part.start_ns) - 0.6):.1f}" '
+            f'height="{_LANE - 4}" rx="2" fill="{FATE_COLOURS[part.fate]}"/>'
+        )
+    name = f"{sent.session}.{sent.turn}.{sent.attempt}"
+    first = x(span.parts[0].start_ns) if span.parts else left
+    if span.parts and x(span.parts[0].end_ns) - first > 7 * len(name):
+        shape.append(f'<text class="inside" x="{first + 4:.1f}" y="{y + 12}">{name}</text>')
+    return "".join(shape) + "</g>"
+
+
+def _ticks(end_s: float) -> Iterable[float]:
+    """Up to eight round times from 0."""
+    step = next(
+        (base * 10**power for power in range(-6, 8) for base in (1, 2, 5) if end_s / (base * 10**power) <= 8), end_s
+    )
+    return [round(number * step, 9) for number in range(int(end_s / step) + 1)]
+
+
+def _legend(fates: set[str], with_marks: bool) -> str:
+    items = [
+        f'<span><i style="background:{FATE_COLOURS[fate]}"></i>{fate}</span>'
+        for fate in ("kept", *LOSSES)
+        if fate in fates
+    ]
+    marks = '<span><i class="arrow">▾</i>fault</span>' if with_marks else ""
+    return (
+        f'<p class="legend">{"".join(items)}{marks}<span class="how">session.turn.attempt; point at a block for its '
+        f"grant</span></p>"
+    )
+
+
+# Responses
+
+
+def _turns(subject: Subject, spans: Sequence[Span]) -> Iterable[str]:
+    """Those in violation first, as far as there is room."""
+    by_request = {span.attempt.sent.request: span for span in spans}
+    turns = list(subject.trace.ledger.turns())
+    named = {violation.session for violation in subject.violations}
+    turns.sort(key=lambda pair: pair[0] not in named)
+    for session, turn in turns[:MOST_TURNS]:
+        mine = [by_request[attempt.sent.request] for attempt in turn.attempts]
+        yield _turn(subject, session, turn, mine)
+    if len(turns) > MOST_TURNS:
+        yield f'<p class="note">… and {len(turns) - MOST_TURNS} more turns.</p>'
+
+
+def _turn(subject: Subject, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
+    case = subject.case
+    head = f"session {session}" + (f", turn {turn.started.turn}" if len(case.sessions[session].turns) > 1 else "")
+    rows = []
+    for span in spans:
+        sent, attempt = span.attempt.sent, span.attempt
+        lost = ", ".join(f"{part.tokens:,} {part.fate}" for part in _merged(span.parts) if part.fate != "kept")
+        outcome = " and ".join(ended.outcome for ended in attempt.ended) or "never"
+        limits = ", ".join(f"{key} {limit}" for key, limit in sent.limits.items()) or "none"
+        generated = sent.prompt_tokens - turn.started.prompt_tokens
+        prompt = f"{turn.started.prompt_tokens:,}" + (f" + {generated:,}" if generated else "")
+        cells = [
+            str(sent.attempt),
+            str(sent.replica),
+            f"{span.sent_ns / NS_PER_S:g} s",
+            prompt,
+            escape(limits),
+            escape(explain.spelled_grant(case, attempt)),
+            f"{attempt.decoded_tokens:,}",
+            escape(outcome),
+            f'<span class="lost">{escape(lost)}</span>' if lost else "",
+        ]
+        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    heads = ("attempt", "replica", "sent", "prompt", "limit sent", "grant, and why", "decoded", "ended", "lost")
+    head_cells = "".join(f"<th>{name}</th>" for name in heads)
+    table = (
+        f'<div class="scroll"><table class="attempts"><thead><tr>{head_cells}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        if rows
+        else '<p class="note">No request was sent.</p>'
+    )
+    cause = explain.why_it_overran(case, turn) if _overruns(subject, session, turn) else ""
+    why = f'<p class="why">{escape(" ".join(cause.split()))}</p>' if cause else ""
+    return f"<article><h3>{head}</h3>{_budget_bar(subject, session, turn, spans)}{table}{why}</article>"
+
+
+def _overruns(subject: Subject, session: int, turn: TurnRecord) -> bool:
+    budget = turn_budget_tokens(subject.case, session)
+    used = used_before_tokens(subject.case, subject.trace, session, turn)
+    return budget is not None and used + turn.decoded_tokens > budget
+
+
+def _merged(parts: Sequence[Part]) -> list[Part]:
+    """One part a fate."""
+    found: dict[str, Part] = {}
+    for part in parts:
+        before = found.get(part.fate)
+        found[part.fate] = part if before is None else part._replace(tokens=before.tokens + part.tokens)
+    return list(found.values())
+
+
+def _budget_bar(subject: Subject, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
+    """The tokens of the attempts end to end, over what the budget leaves to this turn."""
+    budget = turn_budget_tokens(subject.case, session)
+    left = None if budget is None else max(0, budget - used_before_tokens(subject.case, subject.trace, session, turn))
+    total = turn.decoded_tokens
+    most = max(total, left or 0)
+    if not most:
+        return ""
+    blocks = []
+    for span in spans:
+        inner = "".join(
+            f'<i style="width:{100 * part.tokens / most:.3f}%;background:{FATE_COLOURS[part.fate]}" '
+            f'title="attempt {span.attempt.sent.attempt}: {part.tokens:,} {part.fate}"></i>'
+            for part in span.parts
+        )
+        blocks.append(inner + "<u></u>")
+    edge = ""
+    if left is not None:
+        side = " left" if left > 0.7 * most else ""
+        edge = f'<b class="edge{side}" style="left:{100 * left / most:.3f}%"><em>budget {left:,}</em></b>'
+    track = f'<div class="track"><div class="tokens">{"".join(blocks)}</div>{edge}</div>'
+    return f'<div class="bar">{track}<span class="sum">{total:,} decoded</span></div>'
+
+
+# Bottom
+
+
+def _faults(subject: Subject) -> str:
+    fired = {event.fault: event for event in subject.trace.events if isinstance(event, FaultFired)}
+    rows = []
+    for index, fault in enumerate(subject.case.faults):
+        event = fired.get(index)
+        when = "did not fire" if event is None else f"{event.t_ns / NS_PER_S:g} s"
+        note = event.note if event is not None else ""
+        rows.append(
+            f"<tr><td>{index}</td><td>{escape(explain.spelled_fault(fault))}</td><td>{when}</td>"
+            f"<td>{escape(note)}</td></tr>"
+        )
+    return (
+        '<div class="scroll"><table><thead><tr><th>fault</th><th>what</th><th>fired at</th><th></th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _schedule(subject: Subject) -> str:
+    """Where the order of ready callbacks left FIFO."""
+    line = f"<p>{escape(explain.schedule_line(subject.case))}.</p>"
+    if not subject.deviations:
+        return line
+    shown = subject.deviations[:MOST_DEVIATIONS]
+    cells = "".join(f"<span><b>{deviation.step} →</b>{deviation.pick}</span>" for deviation in shown)
+    more = len(subject.deviations) - len(shown)
+    rest = f'<p class="note">… and {more:,} more.</p>' if more else ""
+    head = f"{len(subject.deviations):,} deviations: at this step → this callback in line ran in place of the first (0)"
+    return f'{line}<p class="note">{head}</p><div class="deviations">{cells}</div>{rest}'
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title} · rollcage</title><style>{style}</style></head>
+<body><main>
+{body}
+</main></body></html>
+"""

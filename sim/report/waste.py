@@ -1,0 +1,247 @@
+"""Waste on the terminal, as plain data and as CSV."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sim.report.explain import table
+from sim.waste.cost import DecodeLatency, engine_s
+from sim.waste.ledger import FATES, LOSSES, Tally, Waste
+from sim.waste.what_if import Comparison, Row
+
+_BAR_COLUMNS = 30
+_S_PER_HOUR = 3600
+
+
+class Price(NamedTuple):
+    """How tokens become time, where the user named a latency model: `batch` responses decode at once."""
+
+    latency: DecodeLatency
+    batch: int
+    gpus_per_replica: int | None
+
+    def engine_s(self, some: Tally) -> float:
+        return engine_s(self.latency, self.batch, some)
+
+
+def as_data(waste: Waste, price: Price | None) -> dict[str, Any]:
+    """A ledger as plain data: tokens by name; with a latency model seconds of an engine as well."""
+    data: dict[str, Any] = {
+        "responses": waste.responses,
+        "decoded": waste.decoded.tokens,
+        "delivered": waste.delivered_tokens,
+        "kept": waste.kept_tokens,
+        **{loss: waste.fates[loss].tokens for loss in LOSSES},
+        "wasted_share": round(waste.share, 6),
+        "prefill": waste.prefill_tokens,
+        "recomputed_prefill": waste.recomputed_tokens,
+        "mean_depth": {fate: round(some.depth_tokens, 1) for fate, some in waste.fates.items() if some.tokens},
+    }
+    if price is not None:
+        decoded_s, wasted_s = price.engine_s(waste.decoded), price.engine_s(waste.wasted)
+        data["engine_s"] = {
+            "decoded": round(decoded_s, 3),
+            "wasted": round(wasted_s, 3),
+            **{fate: round(price.engine_s(some), 3) for fate, some in waste.fates.items() if some.tokens},
+        }
+        if price.gpus_per_replica is not None:
+            data["gpu_hours_wasted"] = round(wasted_s * price.gpus_per_replica / _S_PER_HOUR, 4)
+    return data
+
+
+# Tables
+
+
+def waste_table(rows: Sequence[tuple[Sequence[str], Waste]], heads: Sequence[str], price: Price | None) -> str:
+    """Ledgers, one a row: tokens, only the losses that occur, the share wasted and its bar; time where there is one."""
+    losses = [loss for loss in LOSSES if any(waste.fates[loss].tokens for _, waste in rows)]
+    timed = ["engine time", "of it wasted"] if price is not None else []
+    cells = [[*heads, "decoded", "kept", *losses, "wasted", *timed, ""]]
+    scale = max((waste.share for _, waste in rows), default=0.0)
+    for names, waste in rows:
+        line = [*names, _count(waste.decoded.tokens), _count(waste.kept_tokens)]
+        line += [_count(waste.fates[loss].tokens) for loss in losses]
+        line.append(f"{waste.share:.1%}")
+        if price is not None:
+            decoded_s, wasted_s = price.engine_s(waste.decoded), price.engine_s(waste.wasted)
+            line += [duration(decoded_s), f"{duration(wasted_s)} ({wasted_s / decoded_s:.1%})" if decoded_s else "0"]
+        line.append(bar(waste.share, scale))
+        cells.append(line)
+    return table(_right_aligned(cells, len(heads)), "  ")
+
+
+def _right_aligned(cells: list[list[str]], left: int) -> list[list[str]]:
+    """Numbers to the right; the first `left` columns and the bar stay."""
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    last = len(widths) - 1
+    return [
+        [cell if at < left or at == last else cell.rjust(widths[at]) for at, cell in enumerate(row)] for row in cells
+    ]
+
+
+def bar(share: float, most: float) -> str:
+    """A share as a bar; the longest of its table fills the columns."""
+    if not share:
+        return "·"
+    eighths = max(1, round(8 * _BAR_COLUMNS * share / most))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _count(tokens: int) -> str:
+    return f"{tokens:,}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for a person: `850 ms`, `12.3 s`, `4.1 min`, `7.25 h`."""
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.1f} min" if seconds < 2 * _S_PER_HOUR else f"{seconds / _S_PER_HOUR:.2f} h"
+
+
+# Sentences
+
+
+def saving_lines(totals: Sequence[tuple[str, Waste]], price: Price | None) -> list[str]:
+    """What each later policy saves against the first."""
+    if len(totals) < 2:
+        return []
+    base_name, base = totals[0]
+    lines = []
+    for name, waste in totals[1:]:
+        fewer = base.decoded.tokens - waste.decoded.tokens
+        share = abs(fewer) / base.decoded.tokens if base.decoded.tokens else 0.0
+        line = f"{name} instead of {base_name}: {abs(fewer):,} tokens {'fewer' if fewer >= 0 else 'more'} decoded"
+        if not fewer:
+            line = f"{name} instead of {base_name}: as many tokens decoded"
+        else:
+            line += f" ({share:.1%})"
+        kept = waste.kept_tokens - base.kept_tokens
+        line += ", as many kept" if not kept else f", {abs(kept):,} {'more' if kept > 0 else 'fewer'} kept"
+        if kept and base.kept_tokens and waste.kept_tokens:
+            costs = [one.decoded.tokens / one.kept_tokens for one in (base, waste)]
+            line += f" (a kept token costs {costs[1]:.2f} decoded ones instead of {costs[0]:.2f})"
+        if price is not None and fewer:
+            saved_s = price.engine_s(base.decoded) - price.engine_s(waste.decoded)
+            line += f"; {duration(abs(saved_s))} of engine time {'less' if saved_s >= 0 else 'more'}"
+            line += f" ({abs(saved_s) / price.engine_s(base.decoded):.1%})"
+            if price.gpus_per_replica is not None:
+                line += f", {abs(saved_s) * price.gpus_per_replica / _S_PER_HOUR:,.2f} GPU-hours"
+        lines.append(line)
+    return lines
+
+
+def depth_line(waste: Waste, price: Price | None) -> str | None:
+    """Why the overrun costs more than its share of tokens."""
+    overrun, decoded = waste.fates["overrun"], waste.decoded
+    if not overrun.tokens:
+        return None
+    line = (
+        f"An overrun token reads {overrun.depth_tokens:,.0f} cached tokens, the mean decoded one "
+        f"{decoded.depth_tokens:,.0f}"
+    )
+    if price is None:
+        return f"{line}: it costs more than its share. --latency says how much."
+    dearer = price.engine_s(overrun) / overrun.tokens / (price.engine_s(decoded) / decoded.tokens)
+    return f"{line}: it costs {dearer:.2f} × as much."
+
+
+def meaning_lines(wastes: Sequence[Waste]) -> list[str]:
+    """What the losses that occur mean."""
+    found = [loss for loss in LOSSES if any(waste.fates[loss].tokens for waste in wastes)]
+    return [f"{loss}: {FATES[loss]}" for loss in found]
+
+
+def prefill_line(waste: Waste) -> str | None:
+    if not waste.recomputed_tokens:
+        return None
+    return (
+        f"Apart from that, resumes prefilled {waste.recomputed_tokens:,} tokens anew (first prompts: "
+        f"{waste.prefill_tokens:,}), as an abort clears the cache."
+    )
+
+
+# Comparisons
+
+
+def spelled_interval(tokens: int | None, token_time_s: float | None = None) -> str:
+    """`2,400`, or with a token time `2,400 (60 s)`."""
+    if tokens is None:
+        return "never"
+    return f"{tokens:,}" if token_time_s is None else f"{tokens:,} ({duration(tokens * token_time_s)})"
+
+
+def totals(comparison: Comparison) -> list[tuple[str, Waste]]:
+    """The sums of each policy over the intervals that every policy has."""
+    names = list(dict.fromkeys(row.policy for row in comparison.rows))
+    sums = {name: Waste() for name in names}
+    for rows in _by_interval(comparison).values():
+        if len(rows) == len(names):
+            for row in rows:
+                sums[row.policy].add(row.waste)
+    return list(sums.items())
+
+
+def _by_interval(comparison: Comparison) -> dict[int | None, list[Row]]:
+    found: dict[int | None, list[Row]] = {}
+    for row in comparison.rows:
+        found.setdefault(row.update_tokens, []).append(row)
+    return found
+
+
+def comparison_table(comparison: Comparison, price: Price | None, token_time_s: float | None) -> str:
+    """The rows; an interval is spelled in seconds too where a token time is given."""
+    rows: list[tuple[Sequence[str], Waste]] = []
+    shown: int | None = -1
+    for row in comparison.rows:
+        interval = spelled_interval(row.update_tokens, token_time_s) if row.update_tokens != shown else ""
+        shown = row.update_tokens
+        rows.append(((interval, row.policy), row.waste))
+    return waste_table(rows, ("update every", "policy"), price)
+
+
+def how_line(comparison: Comparison) -> str:
+    """Where the figures come from."""
+    computed = sum(row.how == "computed" for row in comparison.rows)
+    simulated = len(comparison.rows) - computed
+    parts = []
+    if computed:
+        parts.append(
+            f"{computed} rows computed at once, {comparison.sampled:,} of their responses simulated as well: equal"
+        )
+    if simulated:
+        parts.append(f"{simulated} rows simulated")
+    return "; ".join(parts)
+
+
+def comparison_csv(comparison: Comparison, price: Price | None) -> str:
+    """One line a row, the losses in columns."""
+    text = io.StringIO()
+    columns = ["policy", "update_every_tokens", "how", "responses", "decoded", "delivered", "kept", *LOSSES]
+    columns += ["wasted_share", "prefill", "recomputed_prefill"]
+    if price is not None:
+        columns += ["engine_s", "engine_s_wasted"]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in comparison.rows:
+        data = as_data(row.waste, price) | {"policy": row.policy, "how": row.how}
+        data["update_every_tokens"] = "" if row.update_tokens is None else row.update_tokens
+        if price is not None:
+            data |= {"engine_s_wasted": data["engine_s"]["wasted"], "engine_s": data["engine_s"]["decoded"]}
+        writer.writerow([data[column] for column in columns])
+    return text.getvalue()
+
+
+def comparison_data(comparison: Comparison, price: Price | None) -> dict[str, Any]:
+    """Under `policies` for each name its sums, and under `by_update_interval` its rows."""
+    policies: dict[str, Any] = {}
+    for name, waste in totals(comparison):
+        rows = [
+            {"update_every_tokens": row.update_tokens, "how": row.how, **as_data(row.waste, price)}
+            for row in comparison.rows
+            if row.policy == name
+        ]
+        policies[name] = {**as_data(waste, price), "by_update_interval": rows}
+    return {"policies": policies, "sampled": comparison.sampled, "interrupted": comparison.interrupted}

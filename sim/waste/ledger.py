@@ -1,0 +1,256 @@
+"""The ledger of waste: what became of each decoded token, from the trace alone.
+
+Every token that was decoded has exactly one fate, so that the fates of a trace add up to what it decoded. `FATES`
+names them in their precedence: a token that is two things is the one that comes first.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from sim.budget import room_tokens
+from sim.case import Case
+from sim.invariants.budget import returned_tokens, turn_budget_tokens, used_before_tokens
+from sim.server import first_token
+from sim.trace import Cancelled, Decoded, Event, SessionRecord, Trace, TurnRecord
+
+FATES: Mapping[str, str] = {
+    "duplicate": "decoded once more at a position that the response has already (a retry)",
+    "zombie": "decoded after the caller was cancelled",
+    "dropped": "of a response that was aborted and never resumed",
+    "overrun": "decoded beyond the budget of the response",
+    "sliced": "delivered, then cut: by the agent loop's slice, or with a session that failed or was cancelled",
+    "discarded": "decoded for an answer that found no caller",
+    "kept": "in the trajectory that the agent loop handed over",
+}
+"""Fate → what it means. In this order the first that applies holds."""
+
+LOSSES = tuple(fate for fate in FATES if fate != "kept")
+
+
+class Tally(NamedTuple):
+    """`tokens` of one kind, and the sum of their KV depths: the cached tokens that decoding each of them read."""
+
+    tokens: int = 0
+    kv_tokens: int = 0
+
+    @property
+    def depth_tokens(self) -> float:
+        """Mean KV depth; 0 where there are no tokens."""
+        return self.kv_tokens / self.tokens if self.tokens else 0.0
+
+
+def tally(position: int, tokens: int) -> Tally:
+    """The tally of `tokens` in a row, the first at absolute position `position`: a token reads all before it."""
+    return Tally(tokens, tokens * position + tokens * (tokens - 1) // 2)
+
+
+def added(first: Tally, second: Tally) -> Tally:
+    return Tally(first.tokens + second.tokens, first.kv_tokens + second.kv_tokens)
+
+
+@dataclass(slots=True)
+class Waste:
+    """The ledger's sums: `fates` holds a tally for each of `FATES`.
+
+    Prefill is counted apart: `prefill_tokens` of first attempts, `recomputed_tokens` of resumes. A resume counts with
+    its whole prompt, as the servers clear their cache with an abort (verl's `reset_prefix_cache=True`).
+    """
+
+    responses: int = 0
+    delivered_tokens: int = 0
+    prefill_tokens: int = 0
+    recomputed_tokens: int = 0
+    fates: dict[str, Tally] = field(default_factory=lambda: dict.fromkeys(FATES, Tally()))
+
+    @property
+    def decoded(self) -> Tally:
+        total = Tally()
+        for one in self.fates.values():
+            total = added(total, one)
+        return total
+
+    @property
+    def wasted(self) -> Tally:
+        total = Tally()
+        for loss in LOSSES:
+            total = added(total, self.fates[loss])
+        return total
+
+    @property
+    def kept_tokens(self) -> int:
+        return self.fates["kept"].tokens
+
+    @property
+    def share(self) -> float:
+        """Wasted tokens of the decoded ones, 0 to 1."""
+        decoded = self.decoded.tokens
+        return self.wasted.tokens / decoded if decoded else 0.0
+
+    def count(self, fate: str, some: Tally) -> None:
+        self.fates[fate] = added(self.fates[fate], some)
+
+    def add(self, other: "Waste") -> None:
+        """Takes over the sums of other responses."""
+        self.responses += other.responses
+        self.delivered_tokens += other.delivered_tokens
+        self.prefill_tokens += other.prefill_tokens
+        self.recomputed_tokens += other.recomputed_tokens
+        for fate, some in other.fates.items():
+            self.count(fate, some)
+
+
+class Piece(NamedTuple):
+    """Tokens in a row that share a fate: `tokens` of `request`, the first at absolute position `position`."""
+
+    session: int
+    turn: int
+    request: int
+    position: int
+    tokens: int
+    fate: str
+
+
+class _Stretch(NamedTuple):
+    """A run of decoded tokens, and what the trace says of all of them."""
+
+    start: int
+    end: int
+    request: int
+    delivered: bool
+    orphaned: bool
+    """Decoded after its session was cancelled."""
+
+
+def waste_of(case: Case, trace: Trace) -> Waste:
+    """The sums of a whole trace."""
+    waste = Waste()
+    for piece in pieces_of(case, trace):
+        waste.count(piece.fate, tally(piece.position, piece.tokens))
+    for _, turn in trace.ledger.turns():
+        waste.responses += 1
+        for attempt in turn.attempts:
+            if attempt.delivered is not None:
+                waste.delivered_tokens += min(attempt.delivered.tokens, attempt.decoded_tokens)
+            if attempt.decoded_tokens:  # without a first token nobody can say how far its prefill came
+                if attempt.sent.attempt:
+                    waste.recomputed_tokens += attempt.sent.prompt_tokens
+                else:
+                    waste.prefill_tokens += attempt.sent.prompt_tokens
+    decoded = sum(attempt.decoded_tokens for attempt in trace.ledger.attempts)
+    assert waste.decoded.tokens == decoded, f"the fates add up to {waste.decoded.tokens} of {decoded} decoded tokens"
+    return waste
+
+
+def pieces_of(case: Case, trace: Trace) -> Iterator[Piece]:
+    """Every decoded token of a trace with its fate, turn by turn."""
+    stretches = _stretches(trace)
+    for session, turn in trace.ledger.turns():
+        yield from _turn_pieces(
+            case, trace, session, turn, [s for a in turn.attempts for s in stretches[a.sent.request]]
+        )
+
+
+def _stretches(trace: Trace) -> list[list[_Stretch]]:
+    """For each request what it decoded, cut where its delivered part ends and where its session was cancelled."""
+    attempts = trace.ledger.attempts
+    found: list[list[_Stretch]] = [[] for _ in attempts]
+    undelivered = [0 if a.delivered is None else a.delivered.tokens for a in attempts]
+    """Tokens of the answer that are still to be accounted for: an answer holds the first that were decoded."""
+    cancelled: set[int] = set()
+    for event in _decoding(trace.events):
+        if isinstance(event, Cancelled):
+            cancelled.add(event.session)
+            continue
+        request = event.request
+        orphaned = attempts[request].sent.session in cancelled
+        middle, end = event.position + min(event.tokens, undelivered[request]), event.position + event.tokens
+        undelivered[request] -= middle - event.position
+        if middle > event.position:
+            found[request].append(_Stretch(event.position, middle, request, True, orphaned))
+        if end > middle:
+            found[request].append(_Stretch(middle, end, request, False, orphaned))
+    return found
+
+
+def _decoding(events: Iterable[Event]) -> Iterator[Decoded | Cancelled]:
+    for event in events:
+        if isinstance(event, Decoded | Cancelled):
+            yield event
+
+
+def _turn_pieces(
+    case: Case, trace: Trace, session: int, turn: TurnRecord, stretches: list[_Stretch]
+) -> Iterator[Piece]:
+    prompt_tokens = turn.started.prompt_tokens
+    budget = turn_budget_tokens(case, session)
+    limit: int | None = None
+    if budget is not None:
+        limit = prompt_tokens + max(0, budget - used_before_tokens(case, trace, session, turn))
+    kept = _kept_ranges(case, trace.ledger.sessions[session], session, turn)
+    dropped = _is_dropped(case, trace, session, turn)
+    returned = turn.ended is not None and turn.ended.outcome == "ok"
+
+    def fate(position: int, stretch: _Stretch) -> str:
+        if stretch.orphaned and not returned:
+            return "zombie"
+        if dropped:
+            return "dropped"
+        if limit is not None and position >= limit:
+            return "overrun"
+        if any(start <= position < end for start, end in kept):
+            return "kept"
+        return "sliced" if stretch.delivered else "discarded"
+
+    cuts = {cut for stretch in stretches for cut in (stretch.start, stretch.end)}
+    cuts.update(cut for ends in kept for cut in ends)
+    if limit is not None:
+        cuts.add(limit)
+    waiting = sorted(stretches, key=lambda stretch: stretch.start, reverse=True)
+    here: list[_Stretch] = []
+    ordered = sorted(cuts)
+    for start, end in pairwise(ordered):
+        here = [stretch for stretch in here if stretch.end > start]
+        while waiting and waiting[-1].start <= start:
+            here.append(waiting.pop())
+        if not here:
+            continue
+        # Of several tokens at one position the one that can still be of use counts, and of equals the last.
+        real = max(here, key=lambda stretch: (stretch.delivered, not stretch.orphaned, stretch.request))
+        for stretch in here:
+            name = fate(start, stretch) if stretch is real else "duplicate"
+            yield Piece(session, turn.started.turn, stretch.request, start, end - start, name)
+
+
+def _kept_ranges(case: Case, record: SessionRecord, session: int, turn: TurnRecord) -> list[tuple[int, int]]:
+    """The positions of a turn's tokens that are in the trajectory which the agent loop handed over.
+
+    A session that failed or was cancelled hands over nothing. The slice is verl's: model and tool tokens since the
+    first prompt, up to response_length.
+    """
+    if turn.ended is None or turn.ended.outcome != "ok" or record.ended is None or record.ended.outcome != "ok":
+        return []
+    before = turn.started.prompt_tokens - record.turns[0].started.prompt_tokens
+    left = max(0, case.budget.response_length - before)
+    origin = first_token(session)
+    ranges = []
+    for first_id, count in turn.ended.ids:
+        taken = min(count, left)
+        left -= taken
+        if taken:
+            ranges.append((first_id - origin, first_id - origin + taken))
+    return ranges
+
+
+def _is_dropped(case: Case, trace: Trace, session: int, turn: TurnRecord) -> bool:
+    """Whether the response ended with an abort that its client knew of, short of its budget, and was not resumed."""
+    last = turn.attempts[-1] if turn.attempts else None
+    if last is None or last.delivered is None or not last.ended or last.ended[-1].outcome not in ("abort", "refused"):
+        return False
+    returned = turn.ended is not None and turn.ended.outcome == "ok"
+    tokens = returned_tokens(turn) if returned else turn.decoded_tokens
+    budget = turn_budget_tokens(case, session)
+    left = None if budget is None else budget - used_before_tokens(case, trace, session, turn) - tokens
+    room = room_tokens(case.server.dialect, case.budget, turn.started.prompt_tokens + tokens)
+    return (left is None or left > 0) and room > 0

@@ -1,0 +1,245 @@
+"""How long prompts and responses are: a user's own pairs from a file, named loads, or distributions.
+
+Drawn lengths are evenly spaced quantiles in a shuffled order, so that a small load has its tail too, and that the
+same seed gives the same load with every version of every library.
+"""
+
+import csv
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.case import MAX_TOKENS
+from sim.waste.closed_form import NEVER
+from sim.waste.loads import LOADS, SUFFIXES
+
+PROMPT_COLUMNS = ("prompt_tokens", "prompt_length", "prompt_len", "input_tokens", "prompt")
+RESPONSE_COLUMNS = ("response_tokens", "response_length", "response_len", "output_tokens", "response")
+
+
+class LengthsError(ValueError):
+    """Lengths that cannot be used: the message names the file or setting, what is in it and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The lengths of a load in tokens. `responses` has a column a turn, `NEVER` where the model does not stop.
+
+    `tool_tokens`, `tool_time_s`: what a tool answers between two turns. `note`: what a reader of results must know.
+    """
+
+    prompts: NDArray[np.int64]
+    responses: NDArray[np.int64]
+    tool_tokens: int = 0
+    tool_time_s: float = 0.0
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.responses.shape[0] == len(self.prompts) > 0, "a load has as many responses as prompts"
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def turns(self) -> int:
+        return int(self.responses.shape[1])
+
+
+# Distributions
+
+Quantile = Callable[[float], float]
+
+_KINDS: dict[str, tuple[str, Callable[..., Quantile]]] = {
+    "fixed": ("fixed:TOKENS", lambda tokens: lambda _: tokens),
+    "uniform": ("uniform:FROM,TO", lambda least, most: lambda q: least + q * (most - least)),
+    "lognormal": (
+        "lognormal:MEAN,SIGMA",
+        lambda mean, sigma: lambda q: math.exp(NormalDist(math.log(mean) - sigma**2 / 2, sigma).inv_cdf(q)),
+    ),
+}
+
+
+def distribution(text: str) -> Quantile:
+    """The quantile function of `fixed:512` (or `512`), `uniform:100,900`, `lognormal:2000,1.0` (mean, sigma)."""
+    kind, _, rest = text.partition(":")
+    if not rest:
+        kind, rest = "fixed", text
+    spelled, make = _KINDS.get(kind, ("", None))
+    try:
+        if make is None:
+            raise ValueError
+        numbers = [float(number) for number in rest.split(",")]
+        if any(not 0 < number <= MAX_TOKENS for number in numbers):
+            raise ValueError
+        quantile = make(*numbers)
+        if not quantile(0.5) <= MAX_TOKENS:
+            raise ValueError
+    except (ValueError, TypeError, OverflowError):
+        known = ", ".join(spelling for spelling, _ in _KINDS.values())
+        wanted = spelled or f"one of {known}"
+        raise LengthsError(f"{text!r} is no distribution of lengths: {wanted} with numbers above 0 is needed") from None
+    return quantile
+
+
+def drawn(quantile: Quantile, count: int, seed: int, most: int) -> NDArray[np.int64]:
+    """`count` lengths between 1 and `most`: evenly spaced quantiles, shuffled."""
+    values = [min(most, max(1, round(quantile((i + 0.5) / count)))) for i in range(count)]
+    random.Random(seed).shuffle(values)
+    return np.array(values, dtype=np.int64)
+
+
+# Named loads
+
+
+def of_distributions(prompts: str, responses: str, count: int, seed: int, *, most_prompt: int) -> Lengths:
+    """A load drawn from two distributions."""
+    return Lengths(
+        drawn(distribution(prompts), count, seed, most_prompt),
+        drawn(distribution(responses), count, seed + 1, MAX_TOKENS)[:, None],
+    )
+
+
+def named(name: str, count: int, seed: int, *, most_prompt: int) -> Lengths:
+    """A named load of `count` responses. Raises `LengthsError` that lists the known names."""
+    load = LOADS.get(name)
+    if load is None:
+        raise LengthsError(f"{name!r} is neither a file nor a named load; known are {', '.join(LOADS)}")
+    groups = -(-count // load.group)
+    prompts = np.repeat(drawn(distribution(load.prompts), groups, seed, most_prompt), load.group)[:count]
+    columns = []
+    for turn in range(load.turns):
+        lengths = drawn(distribution(load.responses), count, seed + 1 + turn, MAX_TOKENS)
+        endless = round(load.never_stop * count)
+        places = random.Random(seed + 101 + turn).sample(range(count), endless)
+        lengths[places] = NEVER
+        columns.append(lengths)
+    return Lengths(prompts, np.stack(columns, axis=1), load.tool_tokens, 1.0 if load.turns > 1 else 0.0)
+
+
+# Files
+
+
+def read(path: Path, response_length: int) -> Lengths:
+    """A user's own pairs. Raises `LengthsError` that names the file, the line and what was expected.
+
+    A response of exactly `response_length` tokens was cut: how far the model would have gone on is not in the file,
+    and it is taken not to stop. So is one whose length is null.
+    """
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise LengthsError(f"{path}: {path.suffix or 'no suffix'} is not known; {', '.join(SUFFIXES)} are")
+    try:
+        pairs = [_pair(each, f"{path}:{line}") for line, each in reader(path)]
+    except OSError as error:
+        raise LengthsError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise LengthsError(f"{path}: is not UTF-8 text") from None
+    if not pairs:
+        raise LengthsError(f"{path}: holds no pairs of lengths")
+    prompts, responses = np.array(pairs, dtype=np.int64).T
+    cut = (responses == response_length) | (responses == 0)
+    note = ""
+    if cut.any():
+        responses[cut] = NEVER
+        note = f"{int(cut.sum())} of {len(pairs)} responses were cut at {response_length}: taken not to stop"
+    return Lengths(prompts, responses[:, None], note=note)
+
+
+def fitting(load: Lengths, most_prompt: int, name: str) -> Lengths:
+    """The load without the prompts beyond `most_prompt`, as verl's data loader leaves them out."""
+    fits = load.prompts <= most_prompt
+    left_out = int((~fits).sum())
+    if not left_out:
+        return load
+    if left_out == len(load):
+        raise LengthsError(f"{name}: every prompt is longer than {most_prompt} tokens (prompt_length, max_model_len)")
+    note = f"{left_out} of {len(load)} prompts are longer than {most_prompt} and left out"
+    notes = f"{load.note}; {note}" if load.note else note
+    return Lengths(load.prompts[fits], load.responses[fits], load.tool_tokens, load.tool_time_s, notes)
+
+
+def resized(load: Lengths, count: int, seed: int) -> Lengths:
+    """`count` responses of a load: all of it as often as it goes in, and for the rest a draw without repetition."""
+    order = [index for _ in range(count // len(load)) for index in range(len(load))]
+    order += random.Random(seed).sample(range(len(load)), count % len(load))
+    return Lengths(load.prompts[order], load.responses[order], load.tool_tokens, load.tool_time_s, load.note)
+
+
+def _lines(path: Path) -> Iterable[tuple[int, Any]]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    yield number, json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise LengthsError(f"{path}:{number}: not JSON: {error.msg}") from None
+
+
+def _rows(path: Path) -> Iterable[tuple[int, Any]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        yield from enumerate(csv.DictReader(file), 2)
+
+
+def _columns(path: Path) -> Iterable[tuple[int, Any]]:
+    try:
+        from pyarrow import parquet
+        from pyarrow.lib import ArrowException
+    except ImportError:
+        raise LengthsError(
+            f"{path}: Parquet needs pyarrow, which is not installed: pip install pyarrow, or give JSONL or CSV"
+        ) from None
+    try:
+        wanted = [name for name in parquet.read_schema(path).names if name in PROMPT_COLUMNS + RESPONSE_COLUMNS]
+        rows = parquet.read_table(path, columns=wanted).to_pylist()
+    except ArrowException as error:
+        raise LengthsError(f"{path}: not a readable Parquet file: {error}") from None
+    yield from enumerate(rows, 1)
+
+
+_READERS: dict[str, Callable[[Path], Iterable[tuple[int, Any]]]] = {
+    ".jsonl": _lines,
+    ".csv": _rows,
+    ".parquet": _columns,
+}
+
+
+def _pair(row: Any, where: str) -> tuple[int, int]:
+    """(prompt, response) in tokens; a response that is null or empty counts as 0."""
+    if isinstance(row, list) and len(row) == 2:
+        prompt, response = row
+    elif isinstance(row, dict):
+        prompt, response = (_one_of(names, row, where) for names in (PROMPT_COLUMNS, RESPONSE_COLUMNS))
+    else:
+        raise LengthsError(f"{where}: {row!r} is neither an object nor a pair [prompt, response]")
+    return _tokens(prompt, "prompt", where, least=1), _tokens(response, "response", where, least=0)
+
+
+def _one_of(names: tuple[str, ...], row: dict[str, Any], where: str) -> Any:
+    name = next((name for name in names if name in row), None)
+    if name is None:
+        has = ", ".join(str(key) for key in row) or "nothing"
+        raise LengthsError(f"{where}: has {has}; one of {', '.join(names)} is needed")
+    return row[name]
+
+
+def _tokens(value: Any, what: str, where: str, *, least: int) -> int:
+    if value is None or value == "":
+        value = 0
+    if isinstance(value, str) and re.fullmatch(r"\s*\d+(\.0*)?\s*", value):
+        value = float(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int or not least <= value <= MAX_TOKENS:
+        raise LengthsError(
+            f"{where}: the {what} is {value!r}; a number of tokens from {least} to {MAX_TOKENS} is needed"
+        )
+    return value

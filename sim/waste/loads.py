@@ -1,0 +1,48 @@
+"""Loads by name, and the kinds of files that hold one's own; `sim.waste.lengths` draws and reads them."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+SUFFIXES = (".jsonl", ".csv", ".parquet")
+DEFAULT_LOAD = "chat"
+DEFAULT_COUNT = 1000
+
+
+class Named(NamedTuple):
+    """A load by name, with the settings it is meant for; a prompt is shared by `group` responses."""
+
+    about: str
+    prompt_length: int
+    response_length: int
+    prompts: str
+    responses: str
+    turns: int = 1
+    tool_tokens: int = 0
+    group: int = 1
+    never_stop: float = 0.0
+    """Share of responses in which the model does not stop by itself."""
+
+
+LOADS: Mapping[str, Named] = {
+    "seed": Named("verl PR 7207: a prompt of 136, no stop", 2048, 8192, "136", "1", never_stop=1.0),
+    "chat": Named("short answers, few of them cut", 2048, 8192, "lognormal:400,0.6", "lognormal:2000,0.9"),
+    "reasoning": Named("long tail, up to 32k", 2048, 32_768, "lognormal:512,0.5", "lognormal:9000,1.0"),
+    "groups": Named(
+        "8 responses a prompt, one in 10 repeats itself for ever",
+        1024,
+        4096,
+        "lognormal:300,0.5",
+        "lognormal:1200,0.8",
+        group=8,
+        never_stop=0.1,
+    ),
+    "tools": Named(
+        "three turns with a tool's 200 tokens between them",
+        2048,
+        8192,
+        "lognormal:400,0.6",
+        "lognormal:1500,0.8",
+        3,
+        200,
+    ),
+}

@@ -1,0 +1,69 @@
+"""What can be compared: a client, and how the system around it is set up, spelled `pinned+partial-off`."""
+
+from typing import NamedTuple
+
+CLIENTS = {
+    "deferred": "the client sets no limit and leaves it to the server (verl up to 0.8.0)",
+    "pinned": "the client pins what is left of the budget (verl from 0.9.0)",
+}
+MODIFIERS = {
+    "partial-off": "an aborted response is dropped instead of resumed",
+    "sticky": "a session goes back to its replica (the default)",
+    "not-sticky": "each attempt goes to the least loaded replica",
+    "cache-cleared": "an abort clears the prefix cache, a resume prefills again (the default)",
+}
+NOT_YET = {
+    "cache-kept": "the simulated servers have no prefix cache yet: what a resume would find in it is not known",
+    "keep": "the simulated servers abort at a weight update and cannot yet freeze their requests and go on",
+}
+"""What will be compared once the servers can do it, and why it cannot be now."""
+
+DEFAULT = ("deferred", "pinned")
+_BASE = "pinned"
+
+UPDATE_MODES = ("colocated", "separate")
+"""`colocated`: every replica stays in the balancer. `separate`: the first half leaves it for the update, rejects what
+still arrives, and is added again, as the hybrid replicas of verl's separate-async trainer."""
+
+
+class PolicyError(ValueError):
+    """A policy that is not known or cannot be expressed: the message says which can."""
+
+
+class Policy(NamedTuple):
+    """One thing to compare. `sut`: the name of the system under test that plays the client."""
+
+    name: str
+    sut: str
+    partial_rollout: bool = True
+    sticky: bool = True
+
+    @property
+    def builtin_client(self) -> str | None:
+        """`deferred` or `pinned`; None for a client whose arithmetic only a simulation shows."""
+        client = self.sut.removeprefix("reference:")
+        return client if client in CLIENTS and client != self.sut else None
+
+
+def parse(text: str) -> Policy:
+    """A client of `CLIENTS` or any SUT's name, with `MODIFIERS` after a `+`; modifiers alone are put on `pinned`."""
+    words = text.split("+")
+    for word in words:
+        if word in NOT_YET:
+            raise PolicyError(f"policy {text!r}: {word} cannot be expressed yet: {NOT_YET[word]}")
+    client = _BASE if words[0] in MODIFIERS else words.pop(0)
+    for word in words:
+        if word not in MODIFIERS:
+            raise PolicyError(f"policy {text!r}: unknown {word!r}; after + come {', '.join(MODIFIERS)}")
+    for one, other in (("sticky", "not-sticky"),):
+        if one in words and other in words:
+            raise PolicyError(f"policy {text!r}: {one} and {other} exclude each other")
+    is_sut = client == "verl" or ":" in client
+    if client not in CLIENTS and not is_sut:
+        known = ", ".join([*CLIENTS, *MODIFIERS])
+        raise PolicyError(
+            f"unknown policy {text!r}; known are {known}, joined with +, or a SUT in the client's place (verl, "
+            f"MODULE:FACTORY)"
+        )
+    sut = client if is_sut else f"reference:{client}"
+    return Policy(text, sut, "partial-off" not in words, "not-sticky" not in words)

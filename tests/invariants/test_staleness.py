@@ -1,0 +1,54 @@
+"""Staleness invariants: KV of older weights is found wherever somebody uses it, and nowhere else."""
+
+from sim.case import AbortAll, AfterTokens, Budget, Case, ServerSettings, Session, WeightUpdate
+from sim.case import EngineSettings as Settings
+from sim.invariants import INVARIANTS, judge
+from sim.sut.registry import CLEAN, load_sut
+from sim.trace import Prefilled, Sent, Trace, TurnStarted, VersionChanged, WorldEnded
+from sim.world import run_world
+
+BUDGET = Budget(prompt_length=40, response_length=40, max_model_len=128)
+
+
+def updated(**fault):
+    return Case(BUDGET, (Session(30),), (WeightUpdate(AfterTokens(0, 20), **fault),))
+
+
+def found(sut, case):
+    return [each.message for each in judge(case, run_world(case, load_sut(sut))) if each.invariant == "S2"]
+
+
+def test_s2_catches_a_server_that_keeps_its_cache_and_passes_the_known_good():
+    assert found("reference:keeps-cache", updated()) == [
+        "request 1 (session 0) took 48 tokens from the prefix cache of replica 0 that older weights had computed"
+    ]
+    assert found(CLEAN, updated()) == []
+
+
+def test_s2_catches_a_trainer_that_keeps_the_cache():
+    assert len(found(CLEAN, updated(reset_prefix_cache=False))) == 1
+
+
+def test_the_cache_may_be_kept_where_the_weights_stay():
+    case = Case(BUDGET, (Session(30),), (AbortAll(AfterTokens(0, 20), 0, reset_prefix_cache=False),))
+    trace = run_world(case, load_sut(CLEAN))
+    assert [(event.computed_tokens, event.cached_tokens) for event in trace.events if isinstance(event, Prefilled)] == [
+        (30, 0),
+        (2, 48),
+    ]
+    assert judge(case, trace) == []
+
+
+def test_without_prefix_caching_nothing_can_be_kept():
+    case = updated(reset_prefix_cache=False)
+    server = ServerSettings(engine=Settings(enable_prefix_caching=False))
+    assert found(CLEAN, Case(case.budget, case.sessions, case.faults, server=server)) == []
+
+
+def test_s2_catches_requests_that_run_on_over_an_update():
+    trace = Trace(1)
+    for event in (TurnStarted(0, 0, 0, 2), Sent(0, 0, 0, 0, 0, 0, 2, {}), VersionChanged(5, 0, 3, stale_requests=2)):
+        trace.add(event)
+    trace.seal(WorldEnded(9, "done"))
+    (violation,) = INVARIANTS["S2"].check(updated(), trace)
+    assert violation.message == ("replica 0 went to weight version 3 while 2 of its requests keep KV of older weights")

@@ -1,0 +1,131 @@
+"""The report of a world: from the overrun's, a reader who has never seen the code names the cause."""
+
+from pathlib import Path
+
+import pytest
+
+from sim import corpus
+from sim.case import (
+    AbortAll,
+    AfterSent,
+    AfterTokens,
+    AtTime,
+    Budget,
+    Case,
+    Limit,
+    Schedule,
+    Session,
+    WeightUpdate,
+)
+from sim.invariants import Violation, judge
+from sim.report import explain
+from sim.search.campaign import Find
+from sim.sut.registry import CLEAN, load_sut
+from sim.world import run_world
+
+CORPUS = Path(__file__).parents[2] / "properties" / "corpus"
+
+
+def report(case, name="reference:deferred"):
+    sut = load_sut(name)
+    trace = run_world(case, sut)
+    return explain.world_report(case, sut, trace, judge(case, trace))
+
+
+def test_the_overrun_of_verl_is_spelled_out():
+    """Each attempt's prompt, grant and why, what it decoded; their sum, the budget, the overrun, and the cause."""
+    text = report(corpus.read(CORPUS / "overrun-136.json").case)
+    for part in (
+        "8192 = default min(8192, 2048 + 8192 − 136 = 10104)  2000     abort",
+        "136 + 2000 = 2136    none        8104 = default min(8192, 2048 + 8192 − 2136 = 8104)",
+        "decoded 2000 + 2000 + 2000 + 2000 + 2000 + 104 = 10104; budget 8192; overrun 1912",
+        "Attempt 1 is a resume: 2000 of the 2136 tokens of its prompt were generated before the abort.",
+        "allowance (2048, of which the prompt itself needs 136) and not to the response: what was used is granted",
+        "not a race",
+        "B1 violated: The sum generated over a response's attempts is at most its budget.",
+    ):
+        assert part in text
+
+
+def test_the_fix_in_the_same_words():
+    text = report(corpus.read(CORPUS / "overrun-136.json").case, CLEAN)
+    assert "max_tokens 6192  6192 = max_tokens 6192" in text
+    assert "= 8192; budget 8192" in text
+    assert text.endswith("no invariant is violated")
+
+
+def turn_of(case, name=CLEAN):
+    trace = run_world(case, load_sut(name))
+    return trace.ledger.turns()[0][1]
+
+
+@pytest.mark.parametrize(
+    ("case", "spelled"),
+    [
+        (Case(Budget(4, 10, 64), (Session(4),)), "10 = max_tokens 10"),
+        (Case(Budget(4, 10, 12), (Session(4),)), "8 = max_tokens 10, clamped to the room of 8"),
+        (Case(Budget(4, 10, 64), (Session(4, limit=Limit("max_new_tokens", 3)),)), "3 = max_new_tokens 3"),
+    ],
+)
+def test_a_grant_says_why(case, spelled):
+    assert explain.spelled_grant(case, turn_of(case).attempts[0]) == spelled
+
+
+def test_a_grant_of_one_where_nothing_was_left_is_raised():
+    case = Case(Budget(4, 10, 64), (Session(4, limit=Limit("max_tokens", 0)),))
+    attempt = turn_of(case, "reference:asks-for-nothing").attempts[0]
+    assert explain.spelled_grant(case, attempt) == "1 = max_tokens 0, raised to 1"
+
+
+@pytest.mark.parametrize(
+    ("fault", "spelled"),
+    [
+        (WeightUpdate(AfterTokens(0, 5)), "weight_update (pause_s 1) once session 0 has decoded 5 tokens"),
+        (WeightUpdate(AtTime(1.5), leaving=(0, 1)), "weight_update (pause_s 1, leaving 0, 1) at 1.5 s"),
+        (AbortAll(AfterSent(1, 2), 0), "abort_all (replica 0, pause_s 0) once session 1 has sent 2 requests"),
+    ],
+)
+def test_faults_in_words(fault, spelled):
+    assert explain.spelled_fault(fault) == spelled
+
+
+@pytest.mark.parametrize(
+    ("schedule", "line"),
+    [
+        (Schedule(), "schedule: FIFO, no deviations: not a race"),
+        (Schedule("random", 7), "schedule: random order, seed 7"),
+        (
+            Schedule("explicit", deviations=((3, 1), (9, 2))),
+            "schedule: FIFO but for 2 deviations (step 3 takes callback 1, step 9 takes callback 2): a race",
+        ),
+    ],
+)
+def test_what_the_schedule_has_to_do_with_it(schedule, line):
+    assert explain.schedule_line(Case(Budget(4, 10, 64), (Session(4),), schedule=schedule)) == line
+
+
+def test_many_turns_are_cut_and_those_in_violation_come_first():
+    sessions = tuple(Session(4, arrival_s=float(index)) for index in range(15))
+    case = Case(Budget(8, 10, 64), sessions, (WeightUpdate(AfterTokens(14, 5)),))
+    text = report(case)
+    assert text.index("session 14 turn 0") < text.index("session 0 turn 0")
+    assert "… and 3 more turns" in text
+
+
+def test_a_fault_that_did_not_fire_says_so():
+    assert "did not fire" in report(Case(Budget(4, 10, 64), (Session(4),), (AbortAll(AfterTokens(0, 60), 0),)))
+
+
+def test_a_find_that_does_not_show_itself_again_is_reported_as_it_was_seen():
+    case = Case(Budget(4, 10, 64), (Session(4),))
+    text = explain.find_report(load_sut(CLEAN), Find("D1", "two runs differ", case))
+    assert text.endswith("D1 violated: The same case gives the same digest.\n  two runs differ")
+
+
+def test_as_json_has_the_digest_and_the_attempts():
+    case, sut = Case(Budget(4, 10, 64), (Session(4),)), load_sut(CLEAN)
+    trace = run_world(case, sut)
+    data = explain.as_json(sut, trace, [Violation("B1", "much", 0)])
+    assert (data["digest"], data["events"]) == (trace.digest(), len(trace.events))
+    assert data["attempts"][0]["grant_tokens"] == data["attempts"][0]["decoded_tokens"] == 10
+    assert data["violations"] == [{"invariant": "B1", "message": "much", "session": 0}]

@@ -1,0 +1,148 @@
+"""Shrinking a schedule: no deviation left means no race, and a race keeps the few that it needs."""
+
+import asyncio
+
+from sim.case import (
+    AbortAll,
+    AbortRequest,
+    AfterSent,
+    AfterTokens,
+    AtTime,
+    Budget,
+    CancelClient,
+    Case,
+    Limit,
+    Schedule,
+    Session,
+    Transport,
+    Turn,
+    WeightUpdate,
+    explicit_limit,
+)
+from sim.invariants import judge
+from sim.report.explain import schedule_line
+from sim.search.shrink import MOST_RUNS, shrink_schedule, shrink_world
+from sim.sut.interface import Sut
+from sim.sut.reference.client import PinnedClient
+from sim.sut.registry import CLEAN, load_sut
+from sim.world import run_world
+
+CASE = Case(Budget(4, 10, 64), (Session(4), Session(4), Session(4)), replicas=2)
+RANDOM = Case(CASE.budget, CASE.sessions, replicas=2, schedule=Schedule("random", 5))
+
+
+class RacingClient(PinnedClient):
+    """Starts two tasks and trusts that they end in the order in which they were started."""
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params, **kwargs):
+        ended = []
+
+        async def note(name):
+            ended.append(name)
+
+        await asyncio.gather(note("first"), note("second"))
+        if ended == ["second", "first"]:
+            sampling_params["top_p"] = 0.5
+        return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
+
+
+RACE = Sut("race", "race", lambda context: RacingClient(context.config, context.balancer))
+
+
+def breaks(number, sut):
+    return lambda case: bool(judge(case, run_world(case, sut), [number]))
+
+
+def racing_case():
+    fails = breaks("B4", RACE)
+    cases = (Case(CASE.budget, CASE.sessions, replicas=2, schedule=Schedule("random", seed)) for seed in range(20))
+    return next(case for case in cases if fails(case))
+
+
+def test_what_fails_in_fifo_order_too_is_no_race():
+    shrunk = shrink_schedule(RANDOM, load_sut(CLEAN), lambda case: True)
+    assert shrunk.schedule == Schedule()
+    assert schedule_line(shrunk) == "schedule: FIFO, no deviations: not a race"
+
+
+def test_a_case_that_is_fifo_already_costs_no_run():
+    runs = []
+    assert shrink_schedule(CASE, load_sut(CLEAN), lambda case: bool(runs.append(case))) == CASE
+    assert runs == []
+
+
+def test_a_true_race_keeps_one_deviation_and_still_fails():
+    fails = breaks("B4", RACE)
+    shrunk = shrink_schedule(racing_case(), RACE, fails)
+    assert shrunk.schedule.policy == "explicit"
+    ((step, pick),) = shrunk.schedule.deviations
+    assert fails(shrunk)
+    assert not fails(Case(CASE.budget, CASE.sessions, replicas=2))
+    assert schedule_line(shrunk) == f"schedule: FIFO but for 1 deviation (step {step} takes callback {pick}): a race"
+
+
+def test_few_deviations_are_found_where_leaving_some_out_one_by_one_gets_stuck():
+    """Here no recorded deviation can be left out, but another one, alone, does it as well."""
+    recorded = []
+
+    def fails(case):
+        deviations = case.schedule.deviations
+        if case.schedule.policy == "fifo":
+            return False
+        if not recorded:
+            recorded.append(deviations)
+        return deviations == recorded[0] or (len(deviations) == 1 and deviations[0][0] == 3)
+
+    shrunk = shrink_schedule(RANDOM, load_sut(CLEAN), fails)
+    assert len(recorded[0]) > 3
+    assert shrunk.schedule.deviations == ((3, 1),)
+
+
+def test_what_cannot_be_reproduced_keeps_the_schedule_that_it_had():
+    assert shrink_schedule(RANDOM, load_sut(CLEAN), lambda case: False) == RANDOM
+
+
+def test_shrinking_is_bounded():
+    runs = []
+
+    def fails(case):
+        runs.append(case)
+        return case.schedule.policy == "explicit" and len(runs) < 3
+
+    shrink_schedule(RANDOM, load_sut(CLEAN), fails)
+    assert len(runs) < 3 * MOST_RUNS
+
+
+# The world, part by part
+
+
+def test_a_world_keeps_only_what_the_violation_needs():
+    """Six sessions, four faults; needed are one session, and a fault that names it by an index that moves."""
+    sessions = tuple(Session(index + 1, (Turn(9, 3, 1.5), Turn()), float(index)) for index in range(6))
+    faults = (
+        WeightUpdate(AtTime(7.75), 3.0, (1,)),
+        AbortRequest(AfterTokens(4, 5), 4),
+        AbortAll(AfterSent(2, 2), 1),
+        CancelClient(AtTime(30), 1),
+    )
+    case = Case(Budget(40, 50, 200), sessions, faults, 3, seed=77, transport=Transport("shared", 0.25, 0.25))
+
+    def fails(case):
+        return any(isinstance(f, AbortRequest) and case.sessions[f.session].prompt_tokens >= 4 for f in case.faults)
+
+    shrunk = shrink_world(case, fails)
+    assert shrunk == Case(Budget(1, 1), (Session(4),), (AbortRequest(AfterTokens(0, 1), 0),))
+
+
+def test_a_shared_params_object_stays_with_its_owner():
+    sessions = (Session(1), Session(1, limit=Limit("both", 7)), Session(1, shares_params_with=1))
+    last_is_limited = lambda case: explicit_limit(case, len(case.sessions) - 1) is not None  # noqa: E731
+    shrunk = shrink_world(Case(Budget(4, 4), sessions), last_is_limited)
+    assert shrunk.sessions == (Session(1, limit=Limit("both", 0)),)
+
+
+def test_what_cannot_be_spared_stays_and_costs_a_bounded_number_of_worlds():
+    runs = []
+    case = Case(Budget(40, 50, 200), tuple(Session(4) for _ in range(60)))
+    assert shrink_world(case, lambda _: bool(runs.append(0))) == case
+    assert len(runs) <= MOST_RUNS

@@ -1,0 +1,386 @@
+"""The command line: exit codes, one JSON object, errors a person can act on, and Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sim import corpus, watchdog
+from sim.case import Budget, Case, Session
+from sim.cli import main
+from sim.invariants import INVARIANTS
+from sim.search import campaign as campaign_module
+from sim.sut.registry import CLEAN, builtin_names
+
+ROOT = Path(__file__).parent.parent
+CORPUS = ROOT / "properties" / "corpus"
+OVERRUN = str(CORPUS / "overrun-64-256-16.json")
+
+
+def rollcage(*arguments):
+    """(exit code, standard output, standard error), in this process."""
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def command(*arguments, **environment):
+    """A process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "sim.cli", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """Finds of an interrupted search are kept in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 400)
+
+
+@pytest.fixture
+def client(tmp_path, request):
+    """Writes a module with a factory and a client whose generate has this body; returns its SUT name."""
+
+    def write(body, factory="return Client(context.config, context.balancer)"):
+        name = f"client_{abs(hash(request.node.nodeid))}"
+        lines = [
+            "import asyncio, itertools, sys, time",
+            "from sim.sut.reference.client import DeferredClient, PinnedClient",
+            "calls = itertools.count()",
+            "class Client(PinnedClient):",
+            "    async def generate(self, request_id, **kwargs):",
+            *(f"        {line}" for line in body.splitlines()),
+            "def build(context):",
+            *(f"    {line}" for line in factory.splitlines()),
+        ]
+        (tmp_path / f"{name}.py").write_text("\n".join(lines) + "\n")
+        return f"{name}:build"
+
+    return write
+
+
+GOOD = "return await super().generate(request_id, **kwargs)"
+
+
+# hunt
+
+
+def test_nothing_found_is_0_and_one_json_object():
+    code, out, err = rollcage("hunt", "--sut", CLEAN, "--worlds", 20, "--seed", 3, "--json")
+    data = json.loads(out)
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    assert (data["worlds"], data["seed"]) == (20, 3)
+    assert data["worlds_per_s"] > 0
+    assert data["suts"][CLEAN]["violations"] == []
+
+
+def test_violations_are_1_and_each_has_number_message_and_a_case_that_replays(tmp_path):
+    code, out, _ = rollcage(
+        *("hunt", "--sut", "reference:deferred", "--kind", "budget", "--worlds", 60, "--seed", 1),
+        *("--save", tmp_path / "new" / "finds", "--json"),
+    )
+    found = json.loads(out)["suts"]["reference:deferred"]["violations"]
+    assert code == 1
+    assert found
+    for violation in found:
+        assert violation.keys() == {"invariant", "message", "case"}
+        entry = corpus.read(Path(violation["case"]))
+        assert violation["invariant"] in entry.expected["reference:deferred"]
+    code, out, _ = rollcage("replay", tmp_path / "new" / "finds", "--sut", "reference:deferred", "--json")
+    assert code == 0
+    assert all(row["ok"] for row in json.loads(out)["cases"])
+    assert not [name for name in os.listdir(tmp_path / "new" / "finds") if not name.endswith(".json")]
+
+
+def test_unsaved_cases_are_in_the_json_and_can_be_shown(tmp_path):
+    _, out, _ = rollcage(
+        *("hunt", "--sut", "reference:deferred", "--kind", "budget", "--worlds", 60, "--seed", 1, "--json")
+    )
+    found = json.loads(out)["suts"]["reference:deferred"]["violations"][0]
+    (tmp_path / "find.json").write_text(json.dumps(found["case"]))
+    assert rollcage("show", tmp_path / "find.json", "--sut", "reference:deferred")[0] == 0
+
+
+def test_the_same_seed_finds_the_same_in_processes_with_other_hash_seeds():
+    arguments = ["hunt", "--sut", "reference:deferred", "--worlds", "80", "--seed", "1", "--json"]
+    code = (
+        f"from sim.search import campaign as c\nc.MOST_SHRINK_WORLDS = 60\nfrom sim.cli import main\nmain({arguments})"
+    )
+    outputs = []
+    for seed in ("0", "1"):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+        outputs.append(json.loads(done.stdout))
+        del outputs[-1]["worlds_per_s"]
+    assert outputs[0] == outputs[1]
+    assert outputs[0]["suts"]["reference:deferred"]["worlds"] == 80
+    assert outputs[0]["suts"]["reference:deferred"]["violations"]
+
+
+def test_the_demonstration_catches_the_bad_one_clears_the_good_one_and_succeeds():
+    code, out, _ = rollcage("hunt")
+    assert code == 0
+    assert "reference:deferred: B1" in out
+    assert "reference:pinned: clean" in out
+    assert "overrun" in out
+
+
+def test_against_names_where_two_clients_differ_and_stops_there():
+    code, out, _ = rollcage(
+        *("hunt", "--sut", "reference:deferred", "--against", CLEAN),
+        *("--kind", "budget", "--worlds", 300, "--seed", 1, "--json"),
+    )
+    (found,) = json.loads(out)["suts"]["reference:deferred"]["violations"]
+    assert code == 1
+    assert found["invariant"] == "differs"
+    assert "on reference:pinned" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("hunt", "--sut", "reference:nonsense"), "unknown SUT 'reference:nonsense'; known are reference:pinned"),
+        (("hunt", "--sut", "no_such_module:build"), "'no_such_module' cannot be imported"),
+        (("hunt", "--sut", "json:nothing"), "'nothing' in 'json' does not exist"),
+        (("hunt", "--sut", CLEAN, "--against", "reference:nonsense"), "unknown SUT"),
+        (("hunt", "--against", CLEAN), "--against needs --sut"),
+        (("hunt", "--worlds", 0), "--worlds"),
+        (("hunt", "--seconds", 0), "--seconds"),
+        (("hunt", "--seconds", "nan"), "--seconds"),
+        (("hunt", "--seconds", "inf"), "--seconds"),
+        (("hunt", "--seconds", 1, "--worlds", 1), "exclude each other"),
+        (("hunt", "--kind", "weather"), "--kind"),
+        (("hunt", "--save", "/dev/null/finds"), "cannot be written"),
+        (("hunt", "--save", OVERRUN), "--save"),
+        (("replay",), "name case files"),
+        (("replay", "missing.json"), "missing.json: cannot be read: No such file"),
+        (("replay", "--corpus", "."), "no .json files"),
+        (("show", "."), "is a directory"),
+        (("show", OVERRUN, "--sut", "reference:nonsense"), "unknown SUT"),
+    ],
+)
+def test_unusable_arguments_are_2_with_a_line_that_says_why(arguments, message):
+    code, out, err = rollcage(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"format": 1',
+        bytes(range(256)),
+        b"[" * 100_000,
+        b'{"case": ' * 100_000,
+        b'{"budget": -1}',
+    ],
+    ids=["empty", "truncated", "binary", "deep", "deep-objects", "negative"],
+)
+@pytest.mark.parametrize("verb", ["show", "replay"])
+def test_a_bad_case_is_2_and_names_the_file(tmp_path, verb, content):
+    (tmp_path / "bad.json").write_bytes(content)
+    code, out, err = rollcage(verb, tmp_path / "bad.json", "--json")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {tmp_path / 'bad.json'}: ")
+    assert err.count("\n") == 1
+
+
+# What clients do
+
+
+@pytest.mark.parametrize(
+    ("body", "number", "message"),
+    [
+        ("raise KeyError('boom')", "A9", "failed of itself: KeyError: 'boom'"),
+        ("raise BaseException", "A9", "without a result or an exception"),
+        ("raise asyncio.CancelledError", "A9", "nobody cancelled it"),
+        ("return None", "A9", "AttributeError"),
+        ("time.sleep(1)", "A9", "time.sleep(1) in a world"),
+        ("await asyncio.get_running_loop().create_future()", "V1", "deadlock"),
+        ("while True: await asyncio.sleep(0)", "V1", "livelock"),
+        ("while True: await asyncio.sleep(1)", "V1", "horizon"),
+        (
+            "kwargs['sampling_params'] = {'max_tokens': '9'}\nreturn await super().generate(request_id, **kwargs)",
+            "A9",
+            "str",
+        ),
+    ],
+)
+def test_a_client_that_misbehaves_is_a_finding(client, monkeypatch, body, number, message):
+    monkeypatch.setattr(campaign_module, "MOST_SHRINK_STEPS", 1)
+    kind = "lifecycle" if number == "A9" else "liveness"
+    code, out, err = rollcage("hunt", "--sut", client(body), "--kind", kind, "--worlds", 1, "--seed", 1, "--json")
+    ((_, result),) = json.loads(out)["suts"].items()
+    assert code == 1
+    assert "Traceback" not in err
+    assert [message in found["message"] for found in result["violations"] if found["invariant"] == number] == [True]
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("return None", "returned NoneType, which has no generate()"),
+        ("return 1, 2, 3", "returned tuple, which has no generate()"),
+        ("raise RuntimeError('no')", "raised RuntimeError: no"),
+        ("sys.exit(0)", "raised SystemExit: 0"),
+    ],
+)
+def test_a_factory_that_returns_junk_or_raises_is_2(client, factory, message):
+    code, out, err = rollcage("hunt", "--sut", client(GOOD, factory), "--worlds", 5, "--json")
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_a_client_that_leaves_the_program_does_not_pass_for_clean(client):
+    code, out, err = rollcage("hunt", "--sut", client("sys.exit(0)"), "--worlds", 5, "--json")
+    assert (code, out) == (2, "")
+    assert "called sys.exit(0)" in err
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timer signals")
+def test_a_client_that_blocks_is_ended_and_its_place_named(client, monkeypatch):
+    monkeypatch.setattr(watchdog, "MOST_REAL_S", 0.5)
+    code, out, err = rollcage("hunt", "--sut", client("while True: pass"), "--worlds", 5, "--json")
+    assert (code, out) == (2, "")
+    assert "did not let go for 0.5 s of real time in Client.generate" in err
+
+
+def test_what_a_client_prints_is_not_in_the_json(client):
+    name = client("print('hello')\n" + GOOD)
+    for arguments in (("hunt", "--worlds", 4, "--seed", 1), ("replay", OVERRUN), ("show", OVERRUN)):
+        _, out, err = rollcage(*arguments, "--sut", name, "--json")
+        json.loads(out)
+        assert "hello" in err
+
+
+def test_junk_that_a_client_puts_where_numbers_are_due_crashes_nothing(client):
+    body = "out = await super().generate(request_id, **kwargs)\n{}\nreturn out"
+    fields = ("extra_fields['min_global_steps'] = object()", "stop_reason = object()", "token_ids = [2**70]")
+    for junk in (f"out.{field}" for field in fields):
+        code, out, _ = rollcage("show", OVERRUN, "--sut", client(body.format(junk)), "--json")
+        assert code == 0
+        assert json.loads(out)["digest"]
+        sys.modules.pop(next(name for name in list(sys.modules) if name.startswith("client_")))
+
+
+# A fault of ours
+
+
+def test_a_fault_of_the_harness_is_3_with_its_case_kept(monkeypatch, tmp_path):
+    def broken(case, trace):
+        raise ZeroDivisionError("an invariant fell over")
+
+    monkeypatch.setitem(INVARIANTS, "A1", INVARIANTS["A1"].__class__("A1", "lifecycle", "Broken.", broken))
+    code, out, err = rollcage("hunt", "--sut", CLEAN, "--kind", "lifecycle", "--worlds", 5, "--json")
+    assert (code, out) == (3, "")
+    assert "This is a fault of rollcage, not of reference:pinned; its case is kept as found" in err
+    (kept,) = (tmp_path / "found").iterdir()
+    assert "an invariant fell over" in corpus.read(kept).origin
+
+
+# replay and show
+
+
+def test_replay_of_the_whole_corpus_on_the_built_in_suts():
+    code, out, _ = rollcage("replay", "--corpus", CORPUS, "--json")
+    rows = json.loads(out)["cases"]
+    assert code == 0
+    assert rows[0].keys() == {"path", "sut", "expected", "observed", "ok"}
+    assert all(row["ok"] for row in rows)
+    assert {row["sut"] for row in rows} <= set(builtin_names())
+
+
+def test_replay_is_1_when_a_verdict_is_another_one(tmp_path):
+    corpus.write(tmp_path / "c.json", corpus.Entry(expected={CLEAN: ["B1"]}, case=Case(Budget(4, 10), (Session(4),))))
+    code, out, _ = rollcage("replay", tmp_path / "c.json")
+    assert code == 1
+    assert "DIFFERS" in out
+    assert "no invariant is violated" in out
+
+
+def test_no_verdict_is_shown_and_no_failure():
+    code, out, _ = rollcage("replay", OVERRUN, "--sut", "reference:favourite", "--json")
+    (row,) = json.loads(out)["cases"]
+    assert (code, row["expected"], row["ok"]) == (0, None, None)
+    assert "0 of 0 as expected, 1 without a verdict" in rollcage("replay", OVERRUN, "--sut", "reference:favourite")[1]
+
+
+def test_show_has_digest_and_events_and_the_same_ones_every_time():
+    shown = [json.loads(rollcage("show", OVERRUN, "--json")[1]) for _ in range(2)]
+    assert shown[0] == shown[1]
+    assert shown[0]["sut"] == "reference:deferred"
+    assert shown[0]["events"] > 10
+    assert "decoded" in rollcage("show", OVERRUN)[1]
+
+
+# The process
+
+
+def test_ctrl_c_saves_what_was_found(tmp_path):
+    """In a process of its own: the first find is being shrunk, or the search goes on, when the signal comes."""
+    seen = tmp_path / "found-one"
+    (tmp_path / "telltale.py").write_text(
+        "from pathlib import Path\n"
+        "from sim.search import campaign\n"
+        "from sim.sut.reference.client import DeferredClient\n"
+        "finish = campaign._Search.finish\n"
+        "def told(search):\n"
+        "    finish(search)\n"
+        f"    Path({str(seen)!r}).touch()\n"
+        "campaign._Search.finish = told\n"
+        "def build(context):\n"
+        "    return DeferredClient(context.config, context.balancer)\n"
+    )
+    arguments = ("--kind", "budget", "--worlds", 1_000_000, "--seed", 1, "--json")
+    process = command("hunt", "--sut", "telltale:build", *arguments)
+    while process.poll() is None and not seen.exists():
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    found = json.loads(out)["suts"]["telltale:build"]["violations"]
+    assert found
+    assert all(corpus.read(Path(each["case"])).invariant == each["invariant"] for each in found)
+    assert all(Path(each["case"]).parent.name == "found" for each in found)
+
+
+def test_a_reader_that_goes_away_is_no_traceback():
+    process = command("replay", "--corpus", CORPUS)
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate()
+    assert "Traceback" not in err
+    assert "BrokenPipe" not in err
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys\nfrom sim.cli import main\nmain(['--help'], standalone_mode=False)\nprint(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "hunt" in done.stdout
+    assert "'hypothesis'" not in done.stdout
+    assert "'numpy'" not in done.stdout
+
+
+def test_a_replay_on_vllm_without_vllm_says_what_to_install(monkeypatch):
+    session = pytest.importorskip("gpu_checks.session")
+    monkeypatch.setattr(session, "is_installed", lambda: False)
+    case = str(CORPUS / "overrun-64-256-16.json")
+    result = CliRunner().invoke(main, ["replay", case, "--on", "vllm"])
+    assert result.exit_code == 2
+    assert "needs vLLM: pip install" in result.output

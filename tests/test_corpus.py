@@ -1,0 +1,167 @@
+"""The corpus: readable files, verdicts per SUT, errors that name file, place and what was expected."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from sim import corpus
+from sim.case import Budget, Case, CaseError, Session
+from sim.sut.registry import CLEAN, load_sut
+
+CORPUS = Path(__file__).parent.parent / "properties" / "corpus"
+CASE = Case(Budget(4, 10, 64), (Session(4),))
+ENTRY = corpus.Entry(origin="here", invariant="B1", expected={CLEAN: [], "verl==0.8.0": ["B1", "B6"]}, case=CASE)
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    corpus.write(tmp_path / "new" / "case.json", ENTRY)
+    assert corpus.read(tmp_path / "new" / "case.json") == ENTRY
+
+
+def test_a_bare_case_can_be_read_too(tmp_path):
+    (tmp_path / "bare.json").write_text(
+        '{"budget": {"prompt_length": 4, "response_length": 10, "max_model_len": 64},'
+        ' "sessions": [{"prompt_tokens": 4}]}'
+    )
+    assert corpus.read(tmp_path / "bare.json") == corpus.Entry(case=CASE)
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "case.json"
+    corpus.write(path, ENTRY)
+
+    def no_space(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        corpus.write(path, corpus.Entry(case=CASE))
+    assert corpus.read(path) == ENTRY
+    assert os.listdir(tmp_path) == ["case.json"]
+
+
+def test_the_kept_cases_are_as_the_writer_writes_them():
+    for path in sorted(CORPUS.glob("*.json")):
+        assert corpus.dumps(corpus.read(path)) == path.read_text(), path.name
+
+
+def test_every_kept_case_tells_where_it_comes_from_and_has_a_verdict_for_the_known_good():
+    for path in sorted(CORPUS.glob("*.json")):
+        entry = corpus.read(path)
+        assert entry.origin, path.name
+        assert CLEAN in entry.expected, path.name
+
+
+def test_a_folder_stands_for_its_cases(tmp_path):
+    corpus.write(tmp_path / "b.json", ENTRY)
+    corpus.write(tmp_path / "a.json", ENTRY)
+    (tmp_path / "notes.txt").write_text("no case")
+    assert [path.name for path in corpus.files([tmp_path])] == ["a.json", "b.json"]
+
+
+def test_replay_compares_with_the_verdict_of_that_sut():
+    entry = corpus.read(CORPUS / "overrun-64-256-16.json")
+    deferred, pinned = (corpus.replay(Path("p"), entry, load_sut(name)) for name in ("reference:deferred", CLEAN))
+    assert (deferred.expected, deferred.observed, deferred.ok) == (["B1"], ["B1"], True)
+    assert (pinned.expected, pinned.observed, pinned.ok) == ([], [], True)
+    assert deferred.messages[0].startswith("B1: session 0 turn 0 decoded")
+
+
+@pytest.mark.parametrize(("expected", "ok"), [(["B1"], False), (["B1", "B1"], False), ([], True), (None, None)])
+def test_no_verdict_is_neither_right_nor_wrong(expected, ok):
+    entry = corpus.Entry(expected={} if expected is None else {CLEAN: expected}, case=CASE)
+    assert corpus.replay(Path("p"), entry, load_sut(CLEAN)).ok is ok
+
+
+def test_d1_is_judged_by_running_twice():
+    entry = corpus.read(CORPUS / "process-counter.json")
+    assert corpus.replay(Path("p"), entry, load_sut("reference:counts-worlds")).observed == ["D1"]
+
+
+def test_names_of_finds_are_safe_on_any_file_system():
+    name = corpus.file_name("B1", "../my.module:make/it", "0123456789abcdef")
+    assert name == "B1-..-my.module-make-it-01234567.json"
+
+
+# Bad files
+
+
+def changed(change):
+    data = json.loads(corpus.dumps(ENTRY))
+    change(data)
+    return json.dumps(data).encode()
+
+
+def case_with(**more):
+    return changed(lambda data: data["case"].update(more))
+
+
+FAULT = {"fault": "abort_all", "at": {"on": "time", "time_s": 0}, "replica": 7}
+BAD = {
+    "negative-length": (
+        changed(lambda data: data["case"]["budget"].update(prompt_length=-1)),
+        r"Expected `int` >= 1 - at `\$.case.budget.prompt_length`",
+    ),
+    "negative-prompt": (case_with(sessions=[{"prompt_tokens": -4}]), r"at `\$.case.sessions\[0\].prompt_tokens`"),
+    "prompt-beyond-context": (
+        case_with(sessions=[{"prompt_tokens": 65}]),
+        r"sessions\[0\].prompt_tokens is 65: longer than the context \(64 tokens",
+    ),
+    "unknown-field": (case_with(sesions=[]), "unknown field `sesions`"),
+    "unknown-outer-field": (changed(lambda data: data.update(note=1)), "unknown field `note`"),
+    "no-session": (case_with(sessions=[]), r"Expected `array` of length >= 1 - at `\$.case.sessions`"),
+    "no-such-replica": (
+        case_with(faults=[FAULT]),
+        r"faults\[0\].replica is 7: there is no such replica",
+    ),
+    "nan-time": (
+        case_with(sessions=[{"prompt_tokens": 4, "arrival_s": float("nan")}]),
+        r"invalid character \(byte \d+\), line 1: NaN",
+    ),
+    "infinite-time": (
+        corpus.dumps(ENTRY).replace('"prompt_tokens": 4', '"prompt_tokens": 4, "arrival_s": 1e999').encode(),
+        r"Number out of range - at `\$.case.sessions\[0\].arrival_s`",
+    ),
+    "truncated": (corpus.dumps(ENTRY).encode()[:-40], "truncated"),
+    "empty": (b"", "truncated"),
+    "binary": (bytes(range(256)), "malformed"),
+    "not-utf-8": (corpus.dumps(ENTRY).replace("here", "h\xe9re").encode("latin-1"), "Invalid UTF-8"),
+    "deep": (b"[" * 200_000, "Expected `object`, got `array`"),
+    "deep-inside": (b'{"case": {"a": ' + b"[" * 100_000, "recursion"),
+    "a-list": (b"[]", "Expected `object`, got `array`"),
+    "wrong-format": (changed(lambda data: data.update(format=2)), r"Invalid enum value 2 - at `\$.format`"),
+    "wrong-case-format": (case_with(format=9), r"Invalid enum value 9 - at `\$.case.format`"),
+    "unknown-invariant": (
+        changed(lambda data: data.update(invariant="Z9")),
+        "unknown invariant 'Z9'; known are B1",
+    ),
+    "unknown-verdict": (changed(lambda data: data["expected"].update(x=["Z9"])), "unknown invariant 'Z9'"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD.values(), ids=BAD)
+def test_a_bad_file_is_an_error_that_names_the_file_and_what_was_expected(tmp_path, content, message):
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(CaseError, match=message) as caught:
+        corpus.read(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert len(str(caught.value)) < 500
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    with pytest.raises(CaseError, match="is a directory"):
+        corpus.read(tmp_path)
+    with pytest.raises(CaseError, match="No such file"):
+        corpus.read(tmp_path / "missing.json")
+    with pytest.raises(CaseError, match=r"no \.json files in this directory"):
+        corpus.files([tmp_path])
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a device without an end")
+def test_a_device_without_an_end_is_not_read_for_ever(monkeypatch):
+    monkeypatch.setattr(corpus, "_MOST_BYTES", 1000)
+    with pytest.raises(CaseError, match="malformed"):
+        corpus.read(Path("/dev/zero"))

@@ -1,0 +1,143 @@
+"""The pytest plugin: `--sut`, `--worlds`, `--kind`, what turns a run red, and what it imports."""
+
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from sim import corpus
+from sim.case import Budget, Case, Session
+from sim.search.campaign import Campaign, Find
+from sim.sut.registry import CLEAN, load_sut
+from sim.testing import assert_only_known, known_violations, search
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parent.parent
+FEW = ("overrun-64-256-16", "added-while-live", "ties-in-a-row", "tool-turn-trajectory")
+
+
+@pytest.fixture
+def properties(pytester, monkeypatch):
+    """A copy of properties/ with a few cases, beside a module with a known-bad and a clean factory."""
+    for path in (ROOT / "properties").glob("*.py"):
+        if path.stem in ("conftest", "test_corpus", "test_budget", "test_routing"):
+            pytester.makefile(".py", **{f"properties/{path.stem}": ""})
+            (pytester.path / "properties" / path.name).write_text(path.read_text())
+    (pytester.path / "properties" / "corpus").mkdir()
+    for name in FEW:
+        (pytester.path / "properties" / "corpus" / f"{name}.json").write_text(
+            (ROOT / "properties" / "corpus" / f"{name}.json").read_text()
+        )
+    pytester.makepyfile(
+        plugged="from sim.sut.reference.client import DeferredClient, PinnedClient\n"
+        "def bad(context):\n    return DeferredClient(context.config, context.balancer)\n"
+        "def clean(context):\n    return PinnedClient(context.config, context.balancer)\n"
+        "def broken(context):\n    return None\n"
+    )
+    pytester.makeini("[pytest]\naddopts = --import-mode=importlib\n")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{pytester.path}")
+
+    # Installed, the plugin loads by itself, and twice would be an error.
+    plugin = () if entry_points(group="pytest11", name="rollcage") else ("-p", "sim.testing")
+
+    def run(*arguments):
+        return pytester.runpytest_subprocess(*plugin, "properties", "-rs", "-v", *arguments)
+
+    return run
+
+
+def test_a_clean_factory_passes_and_nothing_of_its_own_is_skipped(properties):
+    """Without a verdict of its own it may violate what the known-good client violates (a trajectory's budget)."""
+    result = properties("--sut", "plugged:clean", "--worlds", "20")
+    assert result.ret == 0
+    result.assert_outcomes(passed=len(FEW) + 2, skipped=result.parseoutcomes()["skipped"])
+    skips = [line for line in result.outlines if line.startswith("SKIPPED")]
+    assert all("planted bugs are searched when no --sut is named" in line for line in skips)
+
+
+def test_a_known_bad_factory_fails_on_the_corpus_first_with_the_world_explained(properties):
+    result = properties("--sut", "plugged:bad", "--worlds", "20", "--kind", "budget")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*plugged:bad has no verdict in this case, and violates *'B1'*"])
+    ran = [line.split("::")[0] for line in result.outlines if "::test_" in line and "%]" in line]
+    assert ran.index("properties/test_corpus.py") == 0
+    assert ran == sorted(ran, key=lambda path: path != "properties/test_corpus.py")
+
+
+def test_kind_leaves_the_other_kinds_out_and_says_so(properties):
+    result = properties("--sut", "plugged:clean", "--worlds", "20", "--kind", "routing")
+    assert result.ret == 0
+    assert any("kind budget is not among --kind routing" in line for line in result.outlines)
+
+
+def test_a_verdict_that_is_taken_away_turns_the_run_red(properties, pytester):
+    kept = pytester.path / "properties" / "corpus" / "overrun-64-256-16.json"
+    arguments = ("--sut", "reference:deferred", "--worlds", "1", "properties/test_corpus.py")
+    entry = corpus.read(kept)
+    assert properties(*arguments, "-k", "overrun").ret == 0
+    del entry.expected["reference:deferred"]
+    corpus.write(kept, entry)
+    assert properties(*arguments, "-k", "overrun").ret == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--sut", "reference:nonsense"), 2, "unknown SUT 'reference:nonsense'; known are reference:pinned"),
+        (("--sut", "no_such_module:f"), 2, "cannot be imported"),
+        (("--worlds", "0"), 4, "--worlds"),
+        (("--kind", "weather"), 4, "--kind"),
+        (("--sut", "plugged:broken", "--kind", "routing", "--worlds", "1"), 1, "which has no generate"),
+    ],
+)
+def test_what_cannot_be_used_ends_the_run_with_a_reason(properties, arguments, code, message):
+    result = properties(*arguments)
+    assert result.ret == code
+    assert message in result.stdout.str() + result.stderr.str()
+
+
+# For other projects' test suites
+
+
+def test_search_reports_what_the_known_ones_leave(short_shrinks):
+    campaign = search(load_sut("reference:deferred"), "budget", worlds=60, seed=1)
+    assert campaign.finds
+    everything = {find.invariant for find in campaign.finds}
+    again = search(load_sut("reference:deferred"), "budget", worlds=60, seed=1, known=everything)
+    assert everything <= again.seen
+    assert_only_known(campaign, everything)
+    with pytest.raises(pytest.fail.Exception, match="violated: "):
+        assert_only_known(campaign, ())
+
+
+def test_a_fault_of_the_harness_is_raised_with_its_case(monkeypatch):
+    from sim.search import campaign
+
+    def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(campaign, "judge", broken)
+    with pytest.raises(ZeroDivisionError) as caught:
+        search(load_sut(CLEAN), "budget", worlds=5)
+    assert '"prompt_length"' in caught.value.__notes__[0]
+
+
+def test_a_find_of_d1_is_explained_by_what_was_seen():
+    find = Find("D1", "two runs differ", Case(Budget(4, 10, 64), (Session(4),)))
+    with pytest.raises(pytest.fail.Exception, match="two runs differ"):
+        assert_only_known(Campaign(load_sut(CLEAN), 0, finds=[find]), ())
+
+
+def test_known_are_the_violations_that_a_kept_case_expects(tmp_path):
+    case = Case(Budget(4, 10, 64), (Session(4),))
+    corpus.write(tmp_path / "a.json", corpus.Entry(expected={"mine": ["B1"], "other": ["R1"]}, case=case))
+    corpus.write(tmp_path / "b.json", corpus.Entry(expected={"mine": ["B6"]}, case=case))
+    assert known_violations(tmp_path, "mine") == {"B1", "B6"}
+
+
+@pytest.fixture
+def short_shrinks(monkeypatch):
+    from sim.search import campaign
+
+    monkeypatch.setattr(campaign, "MOST_SHRINK_WORLDS", 160)

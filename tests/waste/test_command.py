@@ -1,0 +1,268 @@
+"""`rollcage waste` from the outside."""
+
+import csv
+import json
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from sim.cli import main
+from sim.waste import what_if
+from sim.waste.ledger import LOSSES
+
+SEED = ("--prompt-tokens", "136", "--abort-every-tokens", "2000")
+SMALL = ("--count", "30", "--update-every", "1000,4000", "--replicas", "2")
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["waste", *map(str, arguments)])
+
+
+def data(*arguments):
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def losses(policy):
+    return {name: policy[name] for name in LOSSES if policy[name]}
+
+
+# One response
+
+
+@pytest.mark.parametrize(("prompt", "decoded"), [(136, 10104), (92, 10148), (2048, 8192)])
+def test_the_numbers_of_the_report(prompt, decoded):
+    found = data("--prompt-tokens", prompt, "--abort-every-tokens", 2000, "--policy", "deferred", "--policy", "pinned")
+    deferred, pinned = found["policies"]["deferred"], found["policies"]["pinned"]
+    assert (deferred["decoded"], deferred["kept"], deferred["overrun"]) == (decoded, 8192, decoded - 8192)
+    assert (pinned["decoded"], pinned["kept"], pinned["overrun"]) == (8192, 8192, 0)
+    assert set(losses(deferred)) <= {"overrun"}
+    assert not losses(pinned)
+
+
+def test_tensorrt_llm_wastes_with_either_client():
+    found = data(*SEED, "--dialect", "trtllm")["policies"]
+    assert {name: losses(policy) for name, policy in found.items()} == {
+        "deferred": {"overrun": 1912},
+        "pinned": {"overrun": 1808},
+    }
+
+
+def test_without_partial_rollout_the_first_abort_drops_it():
+    found = data(*SEED, "--policy", "partial-off")["policies"]["partial-off"]
+    assert losses(found) == {"dropped": 2000}
+
+
+def test_a_response_that_stops_within_its_budget_wastes_nothing():
+    found = data(*SEED, "--stops-after", 5000)["policies"]
+    assert [policy["decoded"] for policy in found.values()] == [5000, 5000]
+
+
+def test_the_table_for_a_person():
+    result = run(*SEED, "--latency", "affine:12,40", "--batch", "64", "--gpus-per-replica", "8")
+    assert result.exit_code == 0
+    assert "10,104" in result.output
+    assert "pinned instead of deferred: 1,912 tokens fewer decoded (18.9%), as many kept" in result.output
+    assert "1.41 × as much" in result.output
+    assert "GPU-hours" in result.output
+
+
+# A load
+
+
+def test_a_load_adds_up():
+    found = data(*SMALL, "--lengths", "groups", "--policy", "deferred", "--policy", "pinned", "--policy", "partial-off")
+    for policy in found["policies"].values():
+        assert len(policy["by_update_interval"]) == 2
+        for ledger in (policy, *policy["by_update_interval"]):
+            assert ledger["decoded"] == ledger["kept"] + sum(ledger[loss] for loss in LOSSES)
+        for name in ("decoded", "kept", *LOSSES):
+            assert policy[name] == sum(row[name] for row in policy["by_update_interval"])
+    assert found["policies"]["deferred"]["overrun"] > 0 == found["policies"]["pinned"]["overrun"]
+    assert found["policies"]["partial-off"]["dropped"] > 0
+    assert found["sampled"] == 2 * 3 * 30
+
+
+def test_simulating_everything_gives_the_same():
+    arguments = (*SMALL, "--lengths", "groups", "--policy", "deferred", "--policy", "partial-off")
+    computed, simulated = data(*arguments), data(*arguments, "--simulate")
+    assert {row["how"] for row in computed["policies"]["deferred"]["by_update_interval"]} == {"computed"}
+    for policies in (computed["policies"], simulated["policies"]):
+        for policy in policies.values():
+            for row in policy["by_update_interval"]:
+                del row["how"]
+    assert computed["policies"] == simulated["policies"]
+
+
+def test_tool_turns_are_simulated():
+    found = data("--count", 6, "--update-every", 2000, "--lengths", "tools")
+    assert found["policies"]["pinned"]["by_update_interval"][0]["how"] == "simulated"
+    assert found["sampled"] == 0
+
+
+def test_hybrid_replicas_are_simulated():
+    found = data("--count", 8, "--update-every", 1000, "--replicas", 2, "--update-mode", "separate")
+    assert found["policies"]["deferred"]["by_update_interval"][0]["how"] == "simulated"
+
+
+def test_any_sut_can_be_a_policy():
+    found = data("--count", 5, "--update-every", 1000, "--policy", "reference:pinned", "--policy", "reference:stingy")
+    assert set(found["policies"]) == {"reference:pinned", "reference:stingy"}
+
+
+def test_intervals_in_seconds_ranges_and_never():
+    found = data("--count", 5, "--update-every", "20s", "--update-every", "1000-4000/4", "--update-every", "never")
+    rows = found["policies"]["pinned"]["by_update_interval"]
+    assert [row["update_every_tokens"] for row in rows] == [2000, 1000, 3000, 4000, None]
+
+
+def test_a_file_of_ones_own(tmp_path):
+    file = tmp_path / "mine.csv"
+    file.write_text("prompt_tokens,response_tokens\n136,8192\n92,8192\n3000,10\n50,700\n")
+    result = run("--lengths", file, "--update-every", 2000)
+    assert result.exit_code == 0, result.output
+    assert "2 of 4 responses were cut at 8192: taken not to stop; 1 of 4 prompts are longer than 2048" in result.output
+    found = data("--lengths", file, "--update-every", 2000)
+    assert found["policies"]["deferred"]["overrun"] == 1912 + 1956
+
+
+def test_a_verl_config(tmp_path):
+    config = tmp_path / "verl.yaml"
+    config.write_text(
+        "actor_rollout_ref:\n  rollout:\n    name: sglang\n    prompt_length: 1024\n    response_length: 4096\n"
+        "    tensor_model_parallel_size: 4\n"
+    )
+    found = data("--from", config, *SEED)
+    assert found["settings"]["budget"] == {"prompt_length": 1024, "response_length": 4096, "max_model_len": 32768}
+    assert found["policies"]["deferred"]["overrun"] == 1024 - 136
+    over = data("--from", config, *SEED, "--prompt-length", 512)
+    assert over["policies"]["deferred"]["overrun"] == 512 - 136
+    config.write_text(
+        "actor_rollout_ref:\n  rollout:\n    prompt_length: ${oc.env:NOT_THERE}\n    response_length: 5\n"
+    )
+    result = run("--from", config, *SEED)
+    assert result.exit_code == 2
+    assert "prompt_length cannot be known" in result.stderr
+    for text, says in (
+        ("prompt_length: null", "expected an integer"),
+        ("prompt_length: 0", "is 0"),
+        ("name: other", "vllm, sglang, trtllm are known"),
+    ):
+        config.write_text(f"actor_rollout_ref:\n  rollout:\n    {text}\n")
+        result = run("--from", config, *SEED)
+        assert result.exit_code == 2
+        assert says in " ".join(result.stderr.split())
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    result = run(*SMALL, "--csv", tmp_path / "no" / "such.csv")
+    assert result.exit_code == 2
+    assert "No such file" in result.stderr
+
+
+def test_csv(tmp_path):
+    path = tmp_path / "rows.csv"
+    assert run(*SMALL, "--csv", path, "--latency", "constant:12", "--batch", 64).exit_code == 0
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["policy"], row["update_every_tokens"]) for row in rows] == [
+        ("deferred", "1000"),
+        ("pinned", "1000"),
+        ("deferred", "4000"),
+        ("pinned", "4000"),
+    ]
+    for row in rows:
+        assert int(row["decoded"]) == int(row["kept"]) + sum(int(row[loss]) for loss in LOSSES)
+        assert float(row["engine_s"]) > 0
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+@pytest.mark.parametrize(
+    "arguments", [SEED, SMALL, (*SMALL[:2], "--update-every", "never")], ids=["one", "load", "never"]
+)
+def test_plots(tmp_path, suffix, arguments):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"waste.{suffix}"
+    result = run(*arguments, "--plot", path)
+    assert result.exit_code == 0, result.output
+    assert path.read_bytes()[:5] == (b"\x89PNG\r" if suffix == "png" else b"<?xml")
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run(*SEED, "--plot", tmp_path / "waste.png")
+    assert result.exit_code == 2
+    assert "pip install 'rollcage[plots]'" in result.stderr
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--policy", "none"), "unknown policy 'none'; known are deferred, pinned, partial-off"),
+        (("--policy", "pinned+keep"), "keep cannot be expressed yet"),
+        (("--policy", "cache-kept"), "no prefix cache yet"),
+        (("--policy", "sticky+not-sticky"), "exclude each other"),
+        (("--policy", "reference:none"), "unknown SUT"),
+        (("--lengths", "none"), "known are seed"),
+        (("--prompts", "x", "--responses", "5"), "is no distribution"),
+        (("--update-every", "90"), "leaves no time to decode"),
+        (("--update-every", "soon"), "a number of tokens"),
+        (("--update-every", "10-5/3"), "goes upwards"),
+        (("--latency", "h100", "--batch", "4"), "known are constant:MS"),
+        (("--latency", "constant:5"), "--latency needs --batch"),
+        (("--batch", "5"), "need --latency"),
+        (("--plot", "waste.pdf"), ".pdf is not known"),
+        (("--from", "none.yaml"), "no such file"),
+        (("--prompt-tokens", "136"), "go together"),
+        ((*SEED, "--lengths", "chat"), "excludes the options of a load"),
+        ((*SEED, "--update-every", "5"), "exclude each other"),
+        (("--update-mode", "separate"), "needs 2 replicas"),
+        (("--prompt-tokens", "40000", "--abort-every-tokens", "5"), "longer than the context"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_exit_2(arguments, says):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert says in " ".join(result.stderr.split())
+    assert "Traceback" not in result.output
+
+
+def test_an_interrupt_leaves_what_there_is(monkeypatch):
+    rows = []
+    whole = what_if._row
+
+    def interrupted(*arguments):
+        if len(rows) == 3:
+            raise KeyboardInterrupt
+        rows.append(whole(*arguments))
+        return rows[-1]
+
+    monkeypatch.setattr(what_if, "_row", interrupted)
+    result = run(*SMALL, "--json")
+    assert result.exit_code == 130
+    found = json.loads(result.stdout)
+    assert found["interrupted"] is True
+    assert len(found["policies"]["deferred"]["by_update_interval"]) == 2
+    assert found["policies"]["deferred"]["decoded"] == found["policies"]["deferred"]["by_update_interval"][0]["decoded"]
+    rows.clear()
+    assert "interrupted" in run(*SMALL).output
+
+
+def test_a_computed_row_that_the_simulation_contradicts_is_not_shown(monkeypatch):
+    whole = what_if.waste_of_all
+
+    def wrong(*arguments, **settings):
+        waste = whole(*arguments, **settings)
+        waste.prefill_tokens += 1
+        return waste
+
+    monkeypatch.setattr(what_if, "waste_of_all", wrong)
+    assert isinstance(run(*SMALL).exception, what_if.Disagreement)
