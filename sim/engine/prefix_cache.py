@@ -298,8 +298,7 @@ class PrefixCache:
                 and last.end == start
                 and last.weight_version == weight_version
                 and len(last.holders) == 1
-                # Where others cached these blocks before, they go before this run; so they must in the list.
-                and (chain.runs[-1] is last or not any(run.start < end and start < run.end for run in chain.runs))
+                and _none_after(last, start, end)
             ):
                 last.end = end
                 return
@@ -336,6 +335,18 @@ def _first_cached(chain: Chain, position: int, end: int) -> Hit | None:
         if position < run.start < end:
             end = run.start
     return None
+
+
+def _none_after(last: Run, start: int, end: int) -> bool:
+    """Whether no run that comes after this one in its chain has any of these blocks: then it may grow by them, and
+    whoever cached one of them before still comes before it."""
+    assert last.chain is not None, "asked of the ends of the queue"
+    for run in reversed(last.chain.runs):
+        if run is last:
+            break
+        if run.start < end and start < run.end:
+            return False
+    return True
 
 
 def _chains(request: Request, block_size: int) -> Sequence[tuple[int, int]]:
