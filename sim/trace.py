@@ -16,9 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from sim.case import Case
-
-Ids = tuple[tuple[int, int], ...]
-"""Token ids as runs of consecutive ids: (first id, count)."""
+from sim.tokens import Ids
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -435,22 +433,3 @@ def without_addresses(text: str) -> str:
 
 
 _ADDRESS = re.compile(r"0?x[0-9a-f]{8,}\b")
-
-
-def ids_as_runs(ids: list[int]) -> Ids:
-    """Token ids as runs of consecutive ids."""
-    runs: list[tuple[int, int]] = []
-    start = 0
-    count = len(ids)
-    while start < count:
-        first = ids[start]
-        # A response is nearly always one run: try the whole rest before looking token by token.
-        if ids[-1] - first == count - 1 - start and ids[start:] == list(range(first, first + count - start)):
-            runs.append((first, count - start))
-            break
-        end = start + 1
-        while end < count and ids[end] == first + end - start:
-            end += 1
-        runs.append((first, end - start))
-        start = end
-    return tuple(runs)

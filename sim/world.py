@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ from sim.server import FakeRolloutServer, Model, first_token
 from sim.sut.interface import Client, Config, Context, Sut, SutError
 from sim.sut.reference.agent import Trajectory, run_turns
 from sim.sut.reference.routing import LeastLoadedBalancer
+from sim.tokens import TokenIds, Tokens, ids_as_runs
 from sim.trace import (
     Logged,
     Message,
@@ -39,7 +40,6 @@ from sim.trace import (
     TurnEnded,
     TurnStarted,
     WorldEnded,
-    ids_as_runs,
     spelled,
     without_addresses,
 )
@@ -74,9 +74,10 @@ class _ObservedClient:
         self._trace = trace
         self._model = model
         self._turns = [0] * len(case.sessions)
+        self.takes_runs = getattr(client, "takes_runs", False) is True
 
     async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+        self, request_id: str, *, prompt_ids: Tokens, sampling_params: dict[str, Any], **kwargs: Any
     ) -> Any:
         place = current_turn.get()
         assert place is not None, "turns run in the context of a session"
@@ -97,7 +98,7 @@ class _ObservedClient:
                 turn,
                 before,
                 sampling_params,
-                list(output.token_ids),
+                output.token_ids,
                 output.stop_reason,
                 (extra.get("min_global_steps"), extra.get("max_global_steps")),
             )
@@ -115,7 +116,7 @@ class _ObservedClient:
         turn: int,
         before: dict[str, Any],
         after: dict[str, Any],
-        ids: list[int] | None = None,
+        ids: Sequence[int] = (),
         stop_reason: str | None = None,
         versions: tuple[int | None, int | None] = (None, None),
         outcome: Any = "ok",
@@ -128,7 +129,7 @@ class _ObservedClient:
                 session,
                 turn,
                 outcome,
-                ids_as_runs(ids or []),
+                ids_as_runs(ids),
                 stop_reason,
                 versions[0],
                 versions[1],
@@ -316,6 +317,8 @@ class World:
         client = self._make_client(dict(zip(names, handles, strict=True)), wire)
         assert self._balancer is not None
         observed = _ObservedClient(case, client, loop, trace, model)
+        for server in servers:
+            server.answers_in_runs = observed.takes_runs
         params = self._sampling_params()
         tasks = [
             loop.create_task(
@@ -431,7 +434,9 @@ class World:
                 await asyncio.sleep(session.arrival_s)
             current_turn.set(TurnInProgress(index, -1))
             origin = first_token(index)
-            prompt_ids = list(range(origin, origin + session.prompt_tokens))
+            prompt_ids: Tokens = TokenIds.counting_from(origin, session.prompt_tokens)
+            if not client.takes_runs:
+                prompt_ids = list(prompt_ids)
             response_length = self.case.budget.response_length
             await run_turns(client, f"session-{index}", prompt_ids, session.turns, params, response_length, trajectory)
         except asyncio.CancelledError:

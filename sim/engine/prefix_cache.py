@@ -364,9 +364,7 @@ def name_chains(request: Request, block_size: int) -> list[tuple[int, int]]:
     num_prompt_blocks = request.num_prompt_tokens // block_size
     first_block, name, next_token = 0, NO_CHAIN, None
     # The last of these is the first with output in it; after that the tokens count up.
-    for number in range(num_prompt_blocks + 1):
-        if counts_up and 0 < number < num_prompt_blocks:
-            continue
+    for number in (0, num_prompt_blocks) if counts_up and num_prompt_blocks else range(num_prompt_blocks + 1):
         tokens = request.tokens(number * block_size, (number + 1) * block_size)
         if counts_up and number == num_prompt_blocks and number:
             next_token = prompt[number * block_size - 1] + 1
