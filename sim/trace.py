@@ -8,7 +8,7 @@ read it and never what a system under test says of itself. Times are integer nan
 import hashlib
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -286,10 +286,19 @@ class SessionRecord:
 class Ledger:
     """Who decoded what: sessions → turns → attempts, from the events alone."""
 
-    def __init__(self, sessions: int, events: list[Event]) -> None:
-        self.sessions = [SessionRecord() for _ in range(sessions)]
-        self.attempts: list[Attempt] = []
+    def __init__(self, sessions: Iterable[int], events: Iterable[Event] = ()) -> None:
+        self.sessions = {session: SessionRecord() for session in sessions}
+        self._attempts: dict[int, Attempt] = {}
         self._turns: dict[tuple[int, int], TurnRecord] = {}
+        self.book(events)
+
+    @cached_property
+    def attempts(self) -> list[Attempt]:
+        """All attempts, in the order sent; to be read when all events are booked."""
+        return list(self._attempts.values())
+
+    def book(self, events: Iterable[Event]) -> None:
+        """Enters what happened next."""
         for event in events:
             book = _BOOKED.get(type(event))
             if book is not None:
@@ -300,30 +309,29 @@ class Ledger:
         self.sessions[event.session].turns.append(turn)
 
     def _sent(self, event: Sent) -> None:
-        assert event.request == len(self.attempts), "requests are numbered in the order sent"
-        attempt = Attempt(event)
-        self.attempts.append(attempt)
+        assert event.request not in self._attempts, "each request is sent once"
+        attempt = self._attempts[event.request] = Attempt(event)
         self._turns[event.session, event.turn].attempts.append(attempt)
 
     def _granted(self, event: Granted) -> None:
-        self.attempts[event.request].grant = event
+        self._attempts[event.request].grant = event
 
     def _prefilled(self, event: Prefilled) -> None:
-        self.attempts[event.request].prefilled = event
+        self._attempts[event.request].prefilled = event
 
     def _decoded(self, event: Decoded) -> None:
-        attempt = self.attempts[event.request]
+        attempt = self._attempts[event.request]
         attempt.runs.append(Run(event.position, event.tokens, event.version))
         attempt.decoded_tokens += event.tokens
 
     def _ended(self, event: Ended) -> None:
-        self.attempts[event.request].ended.append(event)
+        self._attempts[event.request].ended.append(event)
 
     def _delivered(self, event: Delivered) -> None:
-        self.attempts[event.request].delivered = event
+        self._attempts[event.request].delivered = event
 
     def _discarded(self, event: Discarded) -> None:
-        self.attempts[event.request].discarded = event
+        self._attempts[event.request].discarded = event
 
     def _turn_ended(self, event: TurnEnded) -> None:
         self._turns[event.session, event.turn].ended = event
@@ -336,7 +344,7 @@ class Ledger:
 
     def turn_outcome(self, session: int, turn: int) -> str | None:
         """How a turn ended; None while it has not."""
-        turns = self.sessions[session].turns
+        turns = self.sessions[session].turns if session in self.sessions else []
         ended = turns[turn].ended if turn < len(turns) else None
         return None if ended is None else ended.outcome
 
@@ -346,7 +354,7 @@ class Ledger:
 
     @cached_property
     def _in_order(self) -> list[tuple[int, TurnRecord]]:
-        return [(index, turn) for index, session in enumerate(self.sessions) for turn in session.turns]
+        return [(index, turn) for index, session in self.sessions.items() for turn in session.turns]
 
 
 _BOOKED: dict[type[Any], Callable[[Ledger, Any], None]] = {
@@ -378,6 +386,13 @@ class Trace:
         self._sessions = sessions
         self._derived: dict[Any, Any] = {}
 
+    def amend(self, event: Event, amended: Event) -> None:
+        """Puts another event in the place of one that is on the trace."""
+        for position in range(len(self.events) - 1, -1, -1):
+            if self.events[position] is event:
+                self.events[position] = amended
+                return
+
     def seal(self, end: WorldEnded) -> None:
         """The last event. What tasks still do while the world is torn down is not part of the run."""
         self.add(end)
@@ -387,7 +402,7 @@ class Trace:
     @cached_property
     def ledger(self) -> Ledger:
         """The ledger, built once, when the run is over."""
-        return Ledger(self._sessions, self.events)
+        return Ledger(range(self._sessions), self.events)
 
     @property
     def is_done(self) -> bool:

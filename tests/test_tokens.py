@@ -40,7 +40,7 @@ def test_so_are_log_probs(one, other, part):
     assert list(probs) == plain
     assert list(probs[part]) == plain[part]
     assert list(probs + LogProbs(other)) == plain + list(LogProbs(other))
-    assert [] + probs == plain
+    assert [] + probs == plain  # noqa: RUF005 - the joining is what is tested
     assert sum(probs) == sum(plain)
 
 
@@ -57,7 +57,7 @@ def test_joining_keeps_few_runs():
 
 def test_log_probs_join_with_nothing_foreign():
     with pytest.raises(TypeError, match="joined with such alone"):
-        LogProbs(((0, 1, 0),)) + [-1.0]
+        LogProbs(((0, 1, 0),)) + [-1.0]  # noqa: RUF005
 
 
 class TakesLists(PinnedClient):

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from sim.case import AfterSent, AfterTokens, AtTime, Case, Fault, When
+from sim.case import AfterSent, AfterTokens, AtTime, Case, Every, Fault, When
 from sim.invariants import INVARIANTS, Violation, judge
 from sim.invariants.budget import turn_budget_tokens, used_before_tokens
 from sim.search.campaign import Find
@@ -33,6 +33,8 @@ def spelled_when(when: When) -> str:
             return f"once session {when.session} has decoded {when.tokens} tokens"
         case AfterSent():
             return f"once session {when.session} has sent {when.requests} request{'s' * (when.requests > 1)}"
+        case Every():
+            return f"every {when.time_s:g} s"
 
 
 def spelled_fault(fault: Fault) -> str:
