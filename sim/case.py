@@ -392,6 +392,11 @@ class Case(_Data, frozen=True):
                     f"({context_tokens} tokens, budget.max_model_len)"
                 )
             _check_shared_params(i, session, self.sessions)
+            if self.repeat > 1 and session.shares_params_with is not None and self.transport.objects == "shared":
+                raise CaseError(
+                    f"repeat is {self.repeat}: it excludes sessions[{i}].shares_params_with where transport.objects are"
+                    f" shared, since repeated sessions are judged one by one"
+                )
         for i, fault in enumerate(self.faults):
             self._check_fault(f"faults[{i}]", fault)
         if self.schedule.deviations and self.schedule.policy != "explicit":

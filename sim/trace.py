@@ -300,7 +300,7 @@ class Ledger:
     def book(self, events: Iterable[Event]) -> None:
         """Enters what happened next."""
         for event in events:
-            book = _BOOKED.get(type(event))
+            book = BOOKED.get(type(event))
             if book is not None:
                 book(self, event)
 
@@ -342,6 +342,21 @@ class Ledger:
     def _session_ended(self, event: SessionEnded) -> None:
         self.sessions[event.session].ended = event
 
+    @classmethod
+    def of(cls, sessions: dict[int, SessionRecord]) -> "Ledger":
+        """A ledger of sessions that were booked already."""
+        ledger = cls(())
+        ledger.sessions = sessions
+        ledger.attempts = [each for record in sessions.values() for turn in record.turns for each in turn.attempts]
+        return ledger
+
+    def forget(self, session: int) -> None:
+        """Lets go of a session, its turns and its attempts."""
+        for turn in self.sessions.pop(session).turns:
+            del self._turns[session, turn.started.turn]
+            for attempt in turn.attempts:
+                del self._attempts[attempt.sent.request]
+
     def turn_outcome(self, session: int, turn: int) -> str | None:
         """How a turn ended; None while it has not."""
         turns = self.sessions[session].turns if session in self.sessions else []
@@ -357,7 +372,7 @@ class Ledger:
         return [(index, turn) for index, session in self.sessions.items() for turn in session.turns]
 
 
-_BOOKED: dict[type[Any], Callable[[Ledger, Any], None]] = {
+BOOKED: dict[type[Any], Callable[[Ledger, Any], None]] = {
     TurnStarted: Ledger._turn_started,
     Sent: Ledger._sent,
     Granted: Ledger._granted,
@@ -417,13 +432,21 @@ class Trace:
         result: Derived = self._derived[make]
         return result
 
+    def know(self, make: "Callable[[Trace, Case], Derived]", result: Derived) -> None:
+        """Sets what `make` would derive."""
+        self._derived[make] = result
+
     def digest(self) -> str:
         """A hash of every event: equal for equal runs, in any process."""
-        try:
-            packed = _encoder.encode(self.events)
-        except OverflowError:  # a client made an integer of more than 64 bits
-            packed = msgspec.json.encode(self.events, enc_hook=_plain)
-        return hashlib.blake2b(packed, digest_size=16).hexdigest()
+        return hashlib.blake2b(packed(self.events), digest_size=16).hexdigest()
+
+
+def packed(events: list[Event]) -> bytes:
+    """Events as bytes, to be hashed."""
+    try:
+        return _encoder.encode(events)
+    except OverflowError:  # a client made an integer of more than 64 bits
+        return msgspec.json.encode(events, enc_hook=_plain)
 
 
 def _plain(value: Any) -> Any:

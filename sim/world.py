@@ -301,7 +301,8 @@ class World:
         loop, trace = self._loop, self.trace
         loop.set_exception_handler(self._unhandled)
         try:
-            with watched(), tamed(loop, self.case.seed), _log_tap.tapped(self._heard):
+            gets_on = None if self.case.repeat == 1 else lambda: loop.steps
+            with watched(gets_on), tamed(loop, self.case.seed), _log_tap.tapped(self._heard):
                 try:
                     loop.run_until_complete(self._main())
                     loop.run_until_idle()
