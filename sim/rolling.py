@@ -14,6 +14,7 @@ from sim.case import Case
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.interface import Violation
 from sim.invariants.routing import Replay, log_of
+from sim.sut.interface import Sut
 from sim.trace import (
     BOOKED,
     Event,
@@ -28,6 +29,7 @@ from sim.trace import (
     WorldEnded,
     packed,
 )
+from sim.world import World
 
 _CHAPTER_EVENTS = 8192
 _KEPT_VIOLATIONS = 20
@@ -63,6 +65,13 @@ class Findings:
                 self.violations.append(violation)
 
 
+def run_rolling(case: Case, sut: Sut) -> "RollingTrace":
+    """The trace of one run, judged."""
+    trace = RollingTrace(case)
+    World(case, sut, trace=trace).run()
+    return trace
+
+
 class RollingTrace(Trace):
     """Has no `events` and no `ledger`; `findings` is complete once the world has ended.
 
@@ -81,7 +90,7 @@ class RollingTrace(Trace):
         self._case = case
         self._numbers = numbers
         self._numbers_of_a_session = [number for number in numbers if INVARIANTS[number].is_of_a_session]
-        self._read = read
+        self.read = read
         self._live = _LiveLedger()
         self._leaving: dict[int, SessionRecord] = {}
         """Ended; something of theirs may still be under way."""
@@ -156,13 +165,13 @@ class RollingTrace(Trace):
         if end is self.findings.end:
             chapter.know(log_of, self._replay.finish())
         self._stale.clear()
-        self._read(chapter)
         findings = self.findings
         findings.sessions += len(sessions)
         findings.turns += len(chapter.ledger.turns())
         findings.attempts += len(chapter.ledger.attempts)
         findings.decoded_tokens += sum([attempt.decoded_tokens for attempt in chapter.ledger.attempts])
         findings.add(judge(self._case, chapter, numbers))
+        self.read(chapter)
 
 
 class _LiveLedger(Ledger):

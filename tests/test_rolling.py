@@ -33,7 +33,10 @@ from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Trace
 from sim.world import World
 
-CASES = {path.stem: corpus.read(path).case for path in sorted((Path(__file__).parents[1] / "properties" / "corpus").glob("*.json"))}
+CASES = {
+    path.stem: corpus.read(path).case
+    for path in sorted((Path(__file__).parents[1] / "properties" / "corpus").glob("*.json"))
+}
 MANY = Case(
     budget=Budget(16, 32, 128),
     sessions=(Session(5, (Turn(20),)), Session(9, (Turn(3, tool_tokens=2), Turn(7))), Session(5, (Turn(60),))),
