@@ -248,18 +248,24 @@ class AfterSent(_Data, frozen=True, tag_field="on", tag="sent"):
 When: TypeAlias = AtTime | AfterTokens | AfterSent
 
 
+PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
+
+
 class WeightUpdate(_Data, frozen=True, tag_field="fault", tag="weight_update"):
     """Every replica aborts all requests, takes the next weight version after `pause_s`, and resumes.
 
     `leaving`: replicas that leave the balancer first and reject what still arrives, then are added again and the
     sticky cache is cleared (the hybrid replicas of verl's separate-async trainer). Empty: its colocated trainer.
     `reset_prefix_cache`: whether the abort clears the prefix cache, as verl has it.
+    `pause_mode`: vLLM's. `abort` is what verl does; with `wait` the replicas run what they have to its end first, with
+    `keep` they freeze it and go on with the new weights, having computed its KV anew if `reset_prefix_cache`.
     """
 
     at: When
     pause_s: Seconds = 1.0
     leaving: tuple[Index, ...] = ()
     reset_prefix_cache: bool = True
+    pause_mode: PauseMode = "abort"
 
 
 class AbortAll(_Data, frozen=True, tag_field="fault", tag="abort_all"):
@@ -384,9 +390,19 @@ class Case(_Data, frozen=True):
             named.extend((f"{where}.leaving", replica, self.replicas, "replica") for replica in fault.leaving)
             if len(set(fault.leaving)) >= self.replicas:
                 raise CaseError(f"{where}.leaving names all {self.replicas} replicas: at least one must stay")
+            if fault.pause_mode != "abort":
+                self._check_pause_mode(f"{where}.pause_mode is {fault.pause_mode}", fault)
         for path, index, count, what in named:
             if index is not None and index >= count:
                 raise CaseError(f"{path} is {index}: there is no such {what}, allowed are 0 to {count - 1}")
+
+    def _check_pause_mode(self, where: str, fault: WeightUpdate) -> None:
+        if self.server.dialect != "vllm":
+            raise CaseError(f"{where}: only vLLM has it, and server.dialect is {self.server.dialect}")
+        if self.server.engine is None:
+            raise CaseError(f"{where}: it needs an engine that can be paused, and server.engine is null")
+        if fault.leaving:
+            raise CaseError(f"{where}: replicas in leaving abort what they have, so only abort is allowed with them")
 
 
 def _check_shared_params(i: int, session: Session, sessions: tuple[Session, ...]) -> None:

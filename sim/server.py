@@ -9,7 +9,7 @@ import asyncio
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from sim.budget import NoRoom, take_grant
 from sim.case import Budget, ServerSettings
@@ -158,6 +158,7 @@ class FakeRolloutServer:
         self._rejecting = False
         self._parked: list[_Request] = []
         self._admitting = 0
+        self._drained: asyncio.Future[None] | None = None
 
     # What clients call
 
@@ -270,6 +271,20 @@ class FakeRolloutServer:
         self._trace.add(Paused(self._loop.now_ns, self.replica, len(live)))
         return {"aborted_count": len(live), "request_ids": [each.request_id for each in live]}
 
+    async def pause_generation(self, mode: Literal["wait", "keep"], clear_cache: bool = True) -> None:
+        """vLLM's own pause without an abort: requests run to their end first (`wait`) or freeze (`keep`); new ones
+        wait in the engine until `resume_generation`. `clear_cache`: what is frozen computes its KV once more."""
+        await self._wait_for_step()
+        self._take(self._engine.flush(self._loop.now_ns))
+        self._engine.pause(self._loop.now_ns, mode)
+        self._set_timer()
+        if mode == "wait" and self._engine.next_moment() is not None:
+            self._drained = self._loop.create_future()
+            await self._drained
+        if clear_cache:
+            self._engine.reset_prefix_cache(reset_running_requests=mode == "keep")
+        self._trace.add(Paused(self._loop.now_ns, self.replica, 0))
+
     async def _wait_for_admissions(self) -> None:
         """Waits until what is past the gate is in the engine; vLLM's server holds it to be there at its first token."""
         if not self.settings.submission_gate:
@@ -324,8 +339,8 @@ class FakeRolloutServer:
         self.version = global_steps
         for each in self._live.values():
             each.version = global_steps
-        stale_requests = self._engine.set_weight_version(global_steps)
-        self._trace.add(VersionChanged(self._loop.now_ns, self.replica, global_steps, stale_requests))
+        stale = self._engine.set_weight_version(global_steps)
+        self._trace.add(VersionChanged(self._loop.now_ns, self.replica, global_steps, *stale))
         self._set_timer()
 
     def book(self) -> None:
@@ -360,6 +375,9 @@ class FakeRolloutServer:
     def _set_timer(self) -> None:
         """Sees to it that the server wakes in time for what the engine has due next. Waking too early does no harm."""
         moment = self._engine.next_moment()
+        if self._drained is not None and moment is None:
+            self._drained.set_result(None)
+            self._drained = None
         if self._timer is not None:
             if moment is not None and self._timer_moment <= moment:
                 return

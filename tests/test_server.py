@@ -285,7 +285,7 @@ def test_new_weights_label_the_tokens_that_they_decode(bench):
     assert output.extra_fields == {"global_steps": 7}
     assert [(run.position, run.tokens, run.version) for run in b.events(Decoded)] == [(4, 2, 0), (6, 3, 7)]
     assert output.log_probs == log_probs_of(4, 2, version=0) + log_probs_of(6, 3, version=7)
-    assert b.events(VersionChanged) == [VersionChanged(to_ns(2), 0, 7, stale_requests=1)]
+    assert b.events(VersionChanged) == [VersionChanged(to_ns(2), 0, 7, stale_requests=1, stale_kv_tokens=4 + 1)]
 
 
 def test_new_weights_wait_for_the_step_under_way(bench):
