@@ -52,10 +52,16 @@ class HoldingEngine:
         self._finish: dict[int, Any] = {}
 
     def add(
-        self, now_ns: int, request: int, prompt_ids: Sequence[int], max_tokens: int, stop_after: int | None
+        self,
+        now_ns: int,
+        request: int,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        stop_after: int | None,
+        output_base: int | None = None,
     ) -> None:
         del now_ns
-        self._engine.add(self._now_ns, request, prompt_ids, max_tokens, stop_after)
+        self._engine.add(self._now_ns, request, prompt_ids, max_tokens, stop_after, output_base)
         self._decoded[request] = self._shown[request] = 0
         self._run_engine()
 

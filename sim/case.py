@@ -216,13 +216,19 @@ class Turn(_Data, frozen=True):
 
 
 class Session(_Data, frozen=True):
-    """The turns of one request_id. `shares_params_with`: the session whose sampling-params object this one reuses."""
+    """The turns of one request_id.
+
+    `shares_params_with`: the session whose sampling-params object this one reuses. `shares_prompt_with`: the session
+    whose first prompt is this one's too, token for token as far as both go, so that one finds the other's KV in a
+    prefix cache; what the model answers is each one's own.
+    """
 
     prompt_tokens: PositiveTokens
     turns: Annotated[tuple[Turn, ...], Meta(min_length=1)] = (Turn(),)
     arrival_s: Seconds = 0.0
     limit: Limit | None = None
     shares_params_with: Index | None = None
+    shares_prompt_with: Index | None = None
 
 
 class AtTime(_Data, frozen=True, tag_field="on", tag="time"):
@@ -376,6 +382,7 @@ class Case(_Data, frozen=True):
                     f"({context_tokens} tokens, budget.max_model_len)"
                 )
             _check_shared_params(i, session, self.sessions)
+            _check_shared_prompt(i, session, self.sessions)
         for i, fault in enumerate(self.faults):
             self._check_fault(f"faults[{i}]", fault)
         if self.schedule.deviations and self.schedule.policy != "explicit":
@@ -415,6 +422,16 @@ def _check_shared_params(i: int, session: Session, sessions: tuple[Session, ...]
         raise CaseError(f"sessions[{i}] has both limit and shares_params_with: the limit is in the shared params")
     if sessions[lender].shares_params_with is not None:
         raise CaseError(f"sessions[{i}].shares_params_with is {lender}, which itself shares another session's params")
+
+
+def _check_shared_prompt(i: int, session: Session, sessions: tuple[Session, ...]) -> None:
+    owner = session.shares_prompt_with
+    if owner is None:
+        return
+    if owner >= i:
+        raise CaseError(f"sessions[{i}].shares_prompt_with is {owner}: it must name an earlier session (below {i})")
+    if sessions[owner].shares_prompt_with is not None:
+        raise CaseError(f"sessions[{i}].shares_prompt_with is {owner}, which itself shares another session's prompt")
 
 
 def params_owner(case: Case, session: int) -> int:

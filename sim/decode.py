@@ -60,9 +60,16 @@ class DecodeEngine(Protocol):
     """The engine behind a server."""
 
     def add(
-        self, now_ns: int, request: int, prompt_ids: Sequence[int], max_tokens: int, stop_after: int | None
+        self,
+        now_ns: int,
+        request: int,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        stop_after: int | None,
+        output_base: int | None = None,
     ) -> None:
-        """Takes a request that ends after `max_tokens` (length), or `stop_after` (stop) if that is not later."""
+        """Takes a request that ends after `max_tokens` (length), or `stop_after` (stop) if that is not later.
+        `output_base`: the id of its first output token; None: they count on from the prompt."""
 
     def watch(self, request: int, tokens: int) -> None:
         """Makes the moment when `request` has decoded `tokens` one at which `next_moment` stops, if that is to come.
@@ -134,10 +141,16 @@ class ConstantRate:
         self._paused = False
 
     def add(
-        self, now_ns: int, request: int, prompt_ids: Sequence[int], max_tokens: int, stop_after: int | None
+        self,
+        now_ns: int,
+        request: int,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        stop_after: int | None,
+        output_base: int | None = None,
     ) -> None:
         assert request not in self._live, f"request {request} is already in the engine"
-        del prompt_ids
+        del prompt_ids, output_base
         stops = stop_after is not None and stop_after <= max_tokens
         end_tokens = stop_after if stops and stop_after is not None else max_tokens
         live = _Live(request, end_tokens, "stop" if stops else "length", now_ns + self._prefill_ns, self._paused)

@@ -65,6 +65,12 @@ def plain_ids(prompt_ids: Sequence[int]) -> Sequence[int]:
     return [operator.index(token_id) for token_id in prompt_ids]
 
 
+def _with_shared(prompt_ids: Sequence[int], owner: int, tokens: int) -> Sequence[int]:
+    """A prompt as the engine's cache sees it: ids tell their session everywhere else, and alike prompts must not."""
+    shared = range(first_token(owner), first_token(owner) + min(tokens, len(prompt_ids)))
+    return shared if len(shared) == len(prompt_ids) else [*shared, *prompt_ids[len(shared) :]]
+
+
 def log_prob(position: int, version: int) -> float:
     """The log probability of one token; see `log_probs_of`."""
     return log_probs_of(position, 1, version)[0]
@@ -93,6 +99,9 @@ class Model(Protocol):
 
     def stop_after(self, session: int, prompt_tokens: int) -> int | None:
         """Tokens that the model still generates behind this prompt; None: it never stops."""
+
+    def shared_prompt(self, session: int) -> tuple[int, int] | None:
+        """The session that has the same first prompt, and the tokens of it; None where there is none."""
 
 
 class Watcher(Protocol):
@@ -227,7 +236,11 @@ class FakeRolloutServer:
         self._live[request.number] = request
         self._trace.add(Admitted(now_ns, request.number))
         stop_after = self._model.stop_after(request.session, request.prompt_tokens)
-        self._engine.add(now_ns, request.number, request.prompt_ids, request.max_tokens, stop_after)
+        prompt_ids, output_base = request.prompt_ids, None
+        shared = self._model.shared_prompt(request.session)
+        if shared is not None:
+            prompt_ids, output_base = _with_shared(prompt_ids, *shared), prompt_ids[-1] + 1
+        self._engine.add(now_ns, request.number, prompt_ids, request.max_tokens, stop_after, output_base)
         self._watch(request)
         if self._gate_closed:
             self._engine.watch(request.number, 1)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from msgspec import UNSET
 
-from sim.case import MAX_TOKENS, Case, explicit_limit, params_owner
+from sim.case import MAX_TOKENS, Case, Session, explicit_limit, params_owner
 from sim.clock import (
     NS_PER_S,
     Deadlock,
@@ -53,7 +53,8 @@ REST = "rest"
 class _FakeModel:
     """Where the model stops: at the turn's own length, counted from the turn's prompt."""
 
-    def __init__(self) -> None:
+    def __init__(self, sessions: tuple[Session, ...]) -> None:
+        self._sessions = sessions
         self._stop_position: dict[int, int | None] = {}
 
     def begin_turn(self, session: int, prompt_tokens: int, response_tokens: int | None) -> None:
@@ -62,6 +63,14 @@ class _FakeModel:
     def stop_after(self, session: int, prompt_tokens: int) -> int | None:
         position = self._stop_position.get(session)
         return None if position is None else max(1, position - prompt_tokens)
+
+    def shared_prompt(self, session: int) -> tuple[int, int] | None:
+        if not 0 <= session < len(self._sessions):
+            return None  # a client may send token ids that belong to no session
+        owner = self._sessions[session].shares_prompt_with
+        if owner is None:
+            return None
+        return owner, min(self._sessions[session].prompt_tokens, self._sessions[owner].prompt_tokens)
 
 
 class _ObservedClient:
@@ -308,7 +317,7 @@ class World:
         case, loop, trace = self.case, self._loop, self.trace
         triggers = Triggers(case, loop)
         wire = self._make_wire(triggers)
-        model = _FakeModel()
+        model = _FakeModel(case.sessions)
         servers = [self._make_server(replica, model, triggers) for replica in range(case.replicas)]
         self._servers = servers
         handles = [ServerHandle(wire, server) for server in servers]

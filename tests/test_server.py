@@ -37,6 +37,9 @@ class NeverStops:
         del prompt_tokens
         return self.stops.get(session)
 
+    def shared_prompt(self, session):
+        del session
+
     def next_threshold(self, session):
         del session
 

@@ -72,7 +72,13 @@ class TimedEngine:
     # --- what a server calls --------------------------------------------------------------------------------------
 
     def add(
-        self, now_ns: int, request: int, prompt_ids: Sequence[int], max_tokens: int, stop_after: int | None
+        self,
+        now_ns: int,
+        request: int,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        stop_after: int | None,
+        output_base: int | None = None,
     ) -> None:
         self._interrupt(now_ns)
         request_id = str(request)
@@ -89,7 +95,7 @@ class TimedEngine:
                 prompt_token_ids=prompt_ids,
                 max_tokens=max_tokens,
                 stop_at=None if stop_after is None else stop_after - 1,
-                output_base=prompt_ids[-1] + 1,
+                output_base=prompt_ids[-1] + 1 if output_base is None else output_base,
                 arrival_time=now_ns / NS_PER_S,
             )
         )
