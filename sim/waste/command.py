@@ -125,12 +125,18 @@ _price = _group(
     click.option(
         "--latency",
         metavar="MODEL",
-        help="What a step costs: constant:MS, or affine:MS,NS with NS for each cached token.",
+        help="What a step costs: constant:MS, affine:MS,NS with NS for each cached token, roofline:HARDWARE:MODEL, or "
+        "a FILE.csv of measured steps (batch, tokens, seconds). An unknown one lists the known.",
     ),
     click.option(
         "--batch", type=click.IntRange(1, 100_000), metavar="N", help="Responses that a replica decodes at once."
     ),
-    click.option("--gpus-per-replica", type=click.IntRange(1, 10_000), metavar="N", help="For GPU-hours."),
+    click.option(
+        "--gpus-per-replica",
+        type=click.IntRange(1, 10_000),
+        metavar="N",
+        help="For GPU-hours (default: the config's, or the roofline's).",
+    ),
 )
 _output = _group(
     click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png|svg", help="Draw it (needs matplotlib)."),

@@ -87,6 +87,11 @@ class Waste:
         return total
 
     @property
+    def again_tokens(self) -> int:
+        """Prefilled again, by resumes and after preemptions."""
+        return self.recomputed_tokens + self.preempted_tokens
+
+    @property
     def kept_tokens(self) -> int:
         return self.fates["kept"].tokens
 

@@ -50,6 +50,7 @@ class Options:
         self.of_verl = {} if given["source"] is None else read_verl.read(given["source"], os.environ)
         self.named = LOADS.get(given["load_name"] or ("" if given["prompts"] else DEFAULT_LOAD))
         self.setting = self._setting()
+        self.latency: cost.Spelled | None = None
         self.price = self._price()
         self.is_single = given["prompt_tokens"] is not None or given["abort_every_tokens"] is not None
         if given["plot"] is not None:
@@ -101,8 +102,9 @@ class Options:
             return None
         if given["batch"] is None and given["prompt_tokens"] is None:
             raise cost.LatencyError("--latency needs --batch: how many responses a replica decodes at once")
-        gpus = given["gpus_per_replica"] or self.of_verl.get("gpus_per_replica")
-        return report.Price(cost.parse(given["latency"]), given["batch"] or 1, gpus)
+        self.latency = cost.parse(given["latency"])
+        gpus = given["gpus_per_replica"] or self.of_verl.get("gpus_per_replica") or self.latency.gpus
+        return report.Price(self.latency.latency, given["batch"] or 1, gpus)
 
     @property
     def spelled_token_time_s(self) -> float | None:
@@ -183,11 +185,13 @@ def _tell_rest(totals: list[tuple[str, Waste]], options: Options) -> None:
         click.echo(f"  {line}")
     click.echo()
     worst = max(wastes, key=lambda one: one.fates["overrun"].tokens)
-    for sentence in (report.depth_line(worst, options.price), report.prefill_line(wastes[0])):
+    for sentence in (report.depth_line(worst, options.price), report.prefill_line(*totals[0], options.price)):
         if sentence is not None:
             click.echo(sentence)
     for line in report.saving_lines(totals, options.price):
         click.echo(line)
+    if options.latency is not None and options.price is not None:
+        click.echo(f"Time: {options.latency.about}; {options.price.batch} responses at once.")
 
 
 # A load
