@@ -13,6 +13,8 @@ from sim.waste.what_if import Comparison, Row
 
 _BAR_COLUMNS = 30
 _S_PER_HOUR = 3600
+_LATE_S = 1.0
+"""What an update may wait, on average, without a word about it."""
 
 
 class Price(NamedTuple):
@@ -157,9 +159,33 @@ def saving_lines(totals: Sequence[tuple[str, Waste]], price: Price | None) -> li
             line += f"; {duration(abs(saved_s))} of engine time {'less' if saved_s >= 0 else 'more'}"
             line += f" ({abs(saved_s) / (price.decoding_s(base) + price.again_s(base)):.1%})"
             if price.gpus_per_replica is not None:
-                line += f", {abs(saved_s) * price.gpus_per_replica / _S_PER_HOUR:,.2f} GPU-hours"
+                line += f", {_gpu_hours(abs(saved_s) * price.gpus_per_replica)}"
         lines.append(line)
     return lines
+
+
+def _gpu_hours(gpu_s: float) -> str:
+    hours = gpu_s / _S_PER_HOUR
+    return f"{hours:,.2f} GPU-hours" if hours >= 0.01 else "less than 0.01 GPU-hours"
+
+
+def wait_line(comparison: Comparison) -> str | None:
+    """Where an update had to wait: what it costs to abort nothing, or to have requests queue."""
+    late: dict[str, list[float]] = {}
+    for row in comparison.rows:
+        if row.update_wait_s is not None and row.update_tokens is not None:
+            late.setdefault(row.policy, []).append(row.update_wait_s)
+    waits: dict[str, list[str]] = {}
+    for name, each in late.items():
+        if max(each) >= _LATE_S:
+            waits.setdefault(", ".join(duration(wait_s) for wait_s in each), []).append(name)
+    if not waits:
+        return None
+    by = "; ".join(f"{', '.join(names)}: new weights came late, by {spelled}" for spelled, names in waits.items())
+    return (
+        f"{by} on average. An update waits for the running responses (wait), or until each request has its first token "
+        f"(the gate of vLLM's server)."
+    )
 
 
 def depth_line(waste: Waste, price: Price | None) -> str | None:
@@ -281,7 +307,12 @@ def comparison_data(comparison: Comparison, price: Price | None) -> dict[str, An
     policies: dict[str, Any] = {}
     for name, waste in totals(comparison):
         rows = [
-            {"update_every_tokens": row.update_tokens, "how": row.how, **as_data(row.waste, price)}
+            {
+                "update_every_tokens": row.update_tokens,
+                "how": row.how,
+                **as_data(row.waste, price),
+                **({} if row.update_wait_s is None else {"update_wait_s": round(row.update_wait_s, 3)}),
+            }
             for row in comparison.rows
             if row.policy == name
         ]

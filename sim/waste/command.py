@@ -102,7 +102,7 @@ _settings = _group(
         type=click.FloatRange(1e-6, 100),
         metavar="SECONDS",
         default=0.01,
-        help="Of a response, however many there are (0.01).",
+        help="Of a response, however many there are; of a step, on engines (0.01).",
     ),
     click.option(
         "--prefill-time",
@@ -110,7 +110,7 @@ _settings = _group(
         type=click.FloatRange(0, 1000),
         metavar="SECONDS",
         default=0.0,
-        help="Of an attempt (0).",
+        help="Of an attempt; of a step that computes prompts, on engines (0).",
     ),
     click.option(
         "--pause",
@@ -120,6 +120,21 @@ _settings = _group(
         default=1.0,
         help="How long a weight update takes (1).",
     ),
+)
+_engine = _group(
+    click.option(
+        "--num-gpu-blocks-override",
+        "num_gpu_blocks",
+        type=click.IntRange(2, MAX_TOKENS),
+        metavar="N",
+        help="KV blocks of a replica's engine (as a GPU with 30 GB to spare has for a 7B model). This and the next "
+        "ones, vLLM's by name, simulate engines with steps and KV, as do the policies on the cache and on pauses.",
+    ),
+    click.option("--block-size", type=click.IntRange(1, 65_536), metavar="N", help="Tokens of a KV block (16)."),
+    click.option("--max-num-seqs", type=_Tokens, metavar="N", help="Requests that run at once (1024)."),
+    click.option("--max-num-batched-tokens", type=_Tokens, metavar="N", help="Tokens that a step computes (8192)."),
+    click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None, help="(on)"),
+    click.option("--enable-chunked-prefill/--no-enable-chunked-prefill", default=None, help="(on)"),
 )
 _price = _group(
     click.option(
@@ -151,6 +166,7 @@ _output = _group(
 @_one_response
 @_load
 @_settings
+@_engine
 @_price
 @_output
 def waste(**given: Any) -> None:

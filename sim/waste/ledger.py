@@ -10,10 +10,22 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from sim.budget import room_tokens
-from sim.case import Case
+from sim.case import Case, WeightUpdate
+from sim.clock import NS_PER_S, to_ns
 from sim.invariants.budget import returned_tokens, turn_budget_tokens, used_before_tokens
 from sim.server import first_token
-from sim.trace import Attempt, Cancelled, Decoded, Ended, Event, SessionRecord, Trace, TurnRecord, VersionChanged
+from sim.trace import (
+    Attempt,
+    Cancelled,
+    Decoded,
+    Ended,
+    Event,
+    FaultFired,
+    SessionRecord,
+    Trace,
+    TurnRecord,
+    VersionChanged,
+)
 
 FATES: Mapping[str, str] = {
     "duplicate": "decoded once more at a position that the response has already (a retry)",
@@ -176,6 +188,19 @@ def _count_prefill(case: Case, attempt: Attempt, waste: Waste) -> None:
         waste.recomputed_tokens += computed_tokens
     else:
         waste.prefill_tokens += computed_tokens
+
+
+def mean_update_wait_s(case: Case, trace: Trace) -> float:
+    """How late the new weights came, in seconds, on average over the weight updates of a trace: what an update waited
+    for before its pause began. 0 where there were none."""
+    asked_ns: list[int] = []
+    waits_ns: dict[int, int] = {}
+    for event in trace.events:
+        if isinstance(event, FaultFired) and isinstance(case.faults[event.fault], WeightUpdate) and not event.note:
+            asked_ns.append(event.t_ns + to_ns(getattr(case.faults[event.fault], "pause_s", 0.0)))
+        elif isinstance(event, VersionChanged):
+            waits_ns[event.version] = event.t_ns - asked_ns[event.version - 1]
+    return sum(waits_ns.values()) / len(waits_ns) / NS_PER_S if waits_ns else 0.0
 
 
 def pieces_of(case: Case, trace: Trace) -> Iterator[Piece]:
