@@ -13,7 +13,7 @@ from gpu_checks.engines import RealEngines
 from gpu_checks.led_world import LedWorld
 from gpu_checks.points import Points
 from gpu_checks.real_world import RealLoop, RealWorld
-from sim.case import AfterTokens, AtTime, Case, Every
+from sim.case import AfterTokens, AtTime, Case, Every, WeightUpdate
 from sim.server import FakeRolloutServer
 from sim.sut.interface import Sut
 from sim.trace import Trace
@@ -59,6 +59,8 @@ def why_not_expressible(case: Case, sut: Sut, engines: RealEngines) -> str | Non
     for index, fault in enumerate(case.faults):
         if isinstance(fault.at, AtTime | Every):
             return f"fault {index} waits for a time ({fault.at.time_s:g} s), not for an event"
+        if isinstance(fault, WeightUpdate) and fault.pause_mode != "abort":
+            return f"fault {index} pauses with mode {fault.pause_mode}, and verl's servers abort"
     if case.schedule.policy != "fifo":
         return f"it needs its own order of callbacks (schedule {case.schedule.policy})"
     if case.replicas > engines.settings.replicas_max:

@@ -217,13 +217,19 @@ class Turn(_Data, frozen=True):
 
 
 class Session(_Data, frozen=True):
-    """The turns of one request_id. `shares_params_with`: the session whose sampling-params object this one reuses."""
+    """The turns of one request_id.
+
+    `shares_params_with`: the session whose sampling-params object this one reuses. `shares_prompt_with`: the session
+    whose first prompt is this one's too, token for token as far as both go, so that one finds the other's KV in a
+    prefix cache; what the model answers is each one's own.
+    """
 
     prompt_tokens: PositiveTokens
     turns: Annotated[tuple[Turn, ...], Meta(min_length=1)] = (Turn(),)
     arrival_s: Seconds = 0.0
     limit: Limit | None = None
     shares_params_with: Index | None = None
+    shares_prompt_with: Index | None = None
 
 
 class AtTime(_Data, frozen=True, tag_field="on", tag="time"):
@@ -255,18 +261,24 @@ class Every(_Data, frozen=True, tag_field="on", tag="every"):
 When: TypeAlias = AtTime | AfterTokens | AfterSent | Every
 
 
+PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
+
+
 class WeightUpdate(_Data, frozen=True, tag_field="fault", tag="weight_update"):
     """Every replica aborts all requests, takes the next weight version after `pause_s`, and resumes.
 
     `leaving`: replicas that leave the balancer first and reject what still arrives, then are added again and the
     sticky cache is cleared (the hybrid replicas of verl's separate-async trainer). Empty: its colocated trainer.
     `reset_prefix_cache`: whether the abort clears the prefix cache, as verl has it.
+    `pause_mode`: vLLM's. `abort` is what verl does; with `wait` the replicas run what they have to its end first, with
+    `keep` they freeze it and go on with the new weights, having computed its KV anew if `reset_prefix_cache`.
     """
 
     at: When
     pause_s: Seconds = 1.0
     leaving: tuple[Index, ...] = ()
     reset_prefix_cache: bool = True
+    pause_mode: PauseMode = "abort"
 
 
 class AbortAll(_Data, frozen=True, tag_field="fault", tag="abort_all"):
@@ -392,6 +404,7 @@ class Case(_Data, frozen=True):
                     f"({context_tokens} tokens, budget.max_model_len)"
                 )
             _check_shared_params(i, session, self.sessions)
+            _check_shared_prompt(i, session, self.sessions)
             if self.repeat > 1 and session.shares_params_with is not None and self.transport.objects == "shared":
                 raise CaseError(
                     f"repeat is {self.repeat}: it excludes sessions[{i}].shares_params_with where transport.objects are"
@@ -411,9 +424,19 @@ class Case(_Data, frozen=True):
             named.extend((f"{where}.leaving", replica, self.replicas, "replica") for replica in fault.leaving)
             if len(set(fault.leaving)) >= self.replicas:
                 raise CaseError(f"{where}.leaving names all {self.replicas} replicas: at least one must stay")
+            if fault.pause_mode != "abort":
+                self._check_pause_mode(f"{where}.pause_mode is {fault.pause_mode}", fault)
         for path, index, count, what in named:
             if index is not None and index >= count:
                 raise CaseError(f"{path} is {index}: there is no such {what}, allowed are 0 to {count - 1}")
+
+    def _check_pause_mode(self, where: str, fault: WeightUpdate) -> None:
+        if self.server.dialect != "vllm":
+            raise CaseError(f"{where}: only vLLM has it, and server.dialect is {self.server.dialect}")
+        if self.server.engine is None:
+            raise CaseError(f"{where}: it needs an engine that can be paused, and server.engine is null")
+        if fault.leaving:
+            raise CaseError(f"{where}: replicas in leaving abort what they have, so only abort is allowed with them")
 
 
 def _check_shared_params(i: int, session: Session, sessions: tuple[Session, ...]) -> None:
@@ -426,6 +449,16 @@ def _check_shared_params(i: int, session: Session, sessions: tuple[Session, ...]
         raise CaseError(f"sessions[{i}] has both limit and shares_params_with: the limit is in the shared params")
     if sessions[lender].shares_params_with is not None:
         raise CaseError(f"sessions[{i}].shares_params_with is {lender}, which itself shares another session's params")
+
+
+def _check_shared_prompt(i: int, session: Session, sessions: tuple[Session, ...]) -> None:
+    owner = session.shares_prompt_with
+    if owner is None:
+        return
+    if owner >= i:
+        raise CaseError(f"sessions[{i}].shares_prompt_with is {owner}: it must name an earlier session (below {i})")
+    if sessions[owner].shares_prompt_with is not None:
+        raise CaseError(f"sessions[{i}].shares_prompt_with is {owner}, which itself shares another session's prompt")
 
 
 def params_owner(case: Case, session: int) -> int:

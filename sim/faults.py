@@ -131,6 +131,15 @@ async def _abort(stage: Stage, replicas: list[int], *, reset_prefix_cache: bool,
     await _all(calls)
 
 
+async def _pause(stage: Stage, replicas: list[int], fault: WeightUpdate) -> None:
+    await _all(
+        [
+            stage.handles[replica].pause_generation.remote(mode=fault.pause_mode, clear_cache=fault.reset_prefix_cache)
+            for replica in replicas
+        ]
+    )
+
+
 async def _resume(stage: Stage, replicas: list[int]) -> None:
     await _all([stage.handles[replica].resume_generation.remote() for replica in replicas])
 
@@ -160,7 +169,10 @@ async def update_weights(stage: Stage, fault: WeightUpdate) -> str:
             return "skipped: no replica would be left in the balancer"
         if leaving:
             await _remove(stage, leaving)
-        await _abort(stage, everyone, reset_prefix_cache=fault.reset_prefix_cache, rejecting=set(leaving))
+        if fault.pause_mode == "abort":
+            await _abort(stage, everyone, reset_prefix_cache=fault.reset_prefix_cache, rejecting=set(leaving))
+        else:
+            await _pause(stage, everyone, fault)
         await asyncio.sleep(fault.pause_s)
         stage.version += 1
         await _all([handle.set_global_steps.remote(stage.version) for handle in stage.handles])

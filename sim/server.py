@@ -9,7 +9,7 @@ import asyncio
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from sim.budget import NoRoom, take_grant
 from sim.case import Budget, ServerSettings
@@ -58,6 +58,12 @@ def session_of(token_id: int) -> int:
     return operator.index(token_id) // SESSION_STRIDE - 1
 
 
+def _with_shared(prompt_ids: Sequence[int], owner: int, tokens: int) -> TokenIds:
+    """A prompt as the engine's cache sees it: ids tell their session everywhere else, and alike prompts must not."""
+    shared = min(tokens, len(prompt_ids))
+    return TokenIds.counting_from(first_token(owner), shared) + prompt_ids[shared:]
+
+
 @dataclass(slots=True)
 class TokenOutput:
     """What generate returns; the fields of verl's TokenOutput."""
@@ -75,6 +81,9 @@ class Model(Protocol):
 
     def stop_after(self, session: int, prompt_tokens: int) -> int | None:
         """Tokens that the model still generates behind this prompt; None: it never stops."""
+
+    def shared_prompt(self, session: int) -> tuple[int, int] | None:
+        """The session that has the same first prompt, and the tokens of it; None where there is none."""
 
 
 class Watcher(Protocol):
@@ -142,6 +151,7 @@ class FakeRolloutServer:
         self._rejecting = False
         self._parked: list[_Request] = []
         self._admitting = 0
+        self._drained: asyncio.Future[None] | None = None
 
     # What clients call
 
@@ -210,7 +220,11 @@ class FakeRolloutServer:
         self._live[request.number] = request
         self._trace.add(Admitted(now_ns, request.number))
         stop_after = self._model.stop_after(request.session, request.prompt_tokens)
-        self._engine.add(now_ns, request.number, request.prompt_ids, request.max_tokens, stop_after)
+        prompt_ids, output_base = request.prompt_ids, None
+        shared = self._model.shared_prompt(request.session)
+        if shared is not None:
+            prompt_ids, output_base = _with_shared(prompt_ids, *shared), prompt_ids[-1] + 1
+        self._engine.add(now_ns, request.number, prompt_ids, request.max_tokens, stop_after, output_base)
         self._watch(request)
         if self._gate_closed:
             self._engine.watch(request.number, 1)
@@ -253,6 +267,20 @@ class FakeRolloutServer:
         self._set_timer()
         self._trace.add(Paused(self._loop.now_ns, self.replica, len(live)))
         return {"aborted_count": len(live), "request_ids": [each.request_id for each in live]}
+
+    async def pause_generation(self, mode: Literal["wait", "keep"], clear_cache: bool = True) -> None:
+        """vLLM's own pause without an abort: requests run to their end first (`wait`) or freeze (`keep`); new ones
+        wait in the engine until `resume_generation`. `clear_cache`: what is frozen computes its KV once more."""
+        await self._wait_for_step()
+        self._take(self._engine.flush(self._loop.now_ns))
+        self._engine.pause(self._loop.now_ns, mode)
+        self._set_timer()
+        if mode == "wait" and self._engine.next_moment() is not None:
+            self._drained = self._loop.create_future()
+            await self._drained
+        if clear_cache:
+            self._engine.reset_prefix_cache(reset_running_requests=mode == "keep")
+        self._trace.add(Paused(self._loop.now_ns, self.replica, 0))
 
     async def _wait_for_admissions(self) -> None:
         """Waits until what is past the gate is in the engine; vLLM's server holds it to be there at its first token."""
@@ -308,8 +336,8 @@ class FakeRolloutServer:
         self.version = global_steps
         for each in self._live.values():
             each.version = global_steps
-        stale_requests = self._engine.set_weight_version(global_steps)
-        self._trace.add(VersionChanged(self._loop.now_ns, self.replica, global_steps, stale_requests))
+        stale = self._engine.set_weight_version(global_steps)
+        self._trace.add(VersionChanged(self._loop.now_ns, self.replica, global_steps, *stale))
         self._set_timer()
 
     def book(self) -> None:
@@ -344,6 +372,9 @@ class FakeRolloutServer:
     def _set_timer(self) -> None:
         """Sees to it that the server wakes in time for what the engine has due next. Waking too early does no harm."""
         moment = self._engine.next_moment()
+        if self._drained is not None and moment is None:
+            self._drained.set_result(None)
+            self._drained = None
         if self._timer is not None:
             if moment is not None and self._timer_moment <= moment:
                 return

@@ -45,7 +45,7 @@ class _InRuns(Sequence[T], Generic[T, R]):
 
     @classmethod
     @abstractmethod
-    def _from(cls, items: list[T]) -> Self: ...
+    def _from(cls, items: Iterable[T]) -> Self: ...
 
     def __len__(self) -> int:
         return self._length
@@ -84,7 +84,7 @@ class _InRuns(Sequence[T], Generic[T, R]):
         return type(self)(tuple(runs))
 
     def __add__(self, other: Iterable[T]) -> Self:
-        right: Self = other if type(other) is type(self) else self._from(list(other))
+        right: Self = other if type(other) is type(self) else self._from(other)
         if not self._length:
             return right
         if not right._length:
@@ -130,7 +130,7 @@ class TokenIds(_InRuns[int, tuple[int, int]]):
         return (left[0], left[1] + right[1]) if sum(left) == right[0] else None
 
     @classmethod
-    def _from(cls, items: list[int]) -> Self:
+    def _from(cls, items: Iterable[int]) -> Self:
         return cls(ids_as_runs(items))
 
 
@@ -156,28 +156,31 @@ class LogProbs(_InRuns[float, tuple[int, int, int]]):
         return (left[0], left[1] + right[1], left[2]) if goes_on else None
 
     @classmethod
-    def _from(cls, items: list[float]) -> Self:
-        raise TypeError(f"log probabilities in runs are joined with such alone, not with {items[:3]!r}")
+    def _from(cls, items: Iterable[float]) -> Self:
+        raise TypeError(f"log probabilities in runs are joined with such alone, not with {type(items).__name__}")
 
 
 Tokens: TypeAlias = list[int] | TokenIds
 
 
 def plain_ids(ids: Sequence[int]) -> Sequence[int]:
-    """Token ids as a range where they are consecutive, as nearly all are; a TypeError if one is no integer."""
+    """Token ids as a range where they are consecutive, as nearly all are; a TypeError if one is no integer. What is in
+    runs stays so."""
     if type(ids) is TokenIds:
         runs = ids.runs
-        return range(runs[0][0], runs[0][0] + runs[0][1]) if len(runs) == 1 else list(ids)
+        return range(runs[0][0], runs[0][0] + runs[0][1]) if len(runs) == 1 else ids
     consecutive = range(operator.index(ids[0]), operator.index(ids[0]) + len(ids))
     if ids[-1] == consecutive[-1] and list(ids) == list(consecutive):
         return consecutive
     return [operator.index(token_id) for token_id in ids]
 
 
-def ids_as_runs(ids: Sequence[int]) -> Ids:
+def ids_as_runs(ids: Iterable[int]) -> Ids:
     """Token ids as runs of consecutive ids."""
     if type(ids) is TokenIds:
         return ids.runs
+    if isinstance(ids, range) and ids.step == 1:
+        return ((ids.start, len(ids)),) if ids else ()
     runs: list[tuple[int, int]] = []
     ids = list(ids)
     start = 0

@@ -152,11 +152,12 @@ class Resumed(_Event, frozen=True, tag="resumed"):
 
 
 class VersionChanged(_Event, frozen=True, tag="version_changed"):
-    """`stale_requests`: running requests that keep KV of older weights."""
+    """`stale_requests`: running requests that keep KV of older weights; `stale_kv_tokens`: tokens in it."""
 
     replica: int
     version: int
     stale_requests: int = 0
+    stale_kv_tokens: int = 0
 
 
 class Cancelled(_Event, frozen=True, tag="cancelled"):

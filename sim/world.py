@@ -57,7 +57,8 @@ REST = "rest"
 class _FakeModel:
     """Where the model stops: at the turn's own length, counted from the turn's prompt."""
 
-    def __init__(self) -> None:
+    def __init__(self, case: Case) -> None:
+        self._case = case
         self._stop_position: dict[int, int | None] = {}
         """Of the sessions that live."""
 
@@ -70,6 +71,16 @@ class _FakeModel:
     def stop_after(self, session: int, prompt_tokens: int) -> int | None:
         position = self._stop_position.get(session)
         return None if position is None else max(1, position - prompt_tokens)
+
+    def shared_prompt(self, session: int) -> tuple[int, int] | None:
+        if not 0 <= session < self._case.num_sessions:
+            return None  # a client may send token ids that belong to no session
+        place = session % len(self._case.sessions)
+        owner = self._case.sessions[place].shares_prompt_with
+        if owner is None:
+            return None
+        tokens = min(self._case.sessions[place].prompt_tokens, self._case.sessions[owner].prompt_tokens)
+        return session - place + owner, tokens
 
 
 class _ObservedClient:
@@ -339,7 +350,7 @@ class World:
         case, loop, trace = self.case, self._loop, self.trace
         triggers = Triggers(case, loop)
         wire = self._make_wire(triggers)
-        model = _FakeModel()
+        model = _FakeModel(case)
         servers = [self._make_server(replica, model, triggers) for replica in range(case.replicas)]
         self._servers = servers
         handles = [ServerHandle(wire, server) for server in servers]

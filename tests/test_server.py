@@ -38,6 +38,9 @@ class NeverStops:
         del prompt_tokens
         return self.stops.get(session)
 
+    def shared_prompt(self, session):
+        del session
+
     def next_threshold(self, session):
         del session
 
@@ -286,7 +289,7 @@ def test_new_weights_label_the_tokens_that_they_decode(bench):
     assert output.extra_fields == {"global_steps": 7}
     assert [(run.position, run.tokens, run.version) for run in b.events(Decoded)] == [(4, 2, 0), (6, 3, 7)]
     assert output.log_probs == list(LogProbs(((4, 2, 0), (6, 3, 7))))
-    assert b.events(VersionChanged) == [VersionChanged(to_ns(2), 0, 7, stale_requests=1)]
+    assert b.events(VersionChanged) == [VersionChanged(to_ns(2), 0, 7, stale_requests=1, stale_kv_tokens=4 + 1)]
 
 
 def test_new_weights_wait_for_the_step_under_way(bench):

@@ -45,7 +45,7 @@ def spelled_fault(fault: Fault) -> str:
     details = ", ".join(
         f"{key} {_spelled_value(value)}"
         for key, value in fields.items()
-        if key != "at" and value != () and value is not True  # what is true is as usual
+        if key != "at" and value not in ((), "abort") and value is not True  # those are as usual
     )
     return f"{fault.__struct_config__.tag}{f' ({details})' if details else ''} {spelled_when(fault.at)}"
 
@@ -53,6 +53,8 @@ def spelled_fault(fault: Fault) -> str:
 def _spelled_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str):
+        return value
     return ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
 
 

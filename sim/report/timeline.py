@@ -24,6 +24,7 @@ _CHROME_COLOURS = {
     "zombie": "black",
     "duplicate": "olive",
     "discarded": "grey",
+    "in_flight": "cq_build_running",
 }
 """Names that chrome://tracing knows. Perfetto colours a slice by its name, and so tells the fates apart as well."""
 
