@@ -18,6 +18,7 @@ from sim.case import (
     WeightUpdate,
 )
 from sim.sut.interface import Config
+from sim.sut.reference import routing
 from sim.sut.reference.client import DeferredClient, PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut
@@ -136,6 +137,17 @@ def test_acquire_takes_the_least_loaded():
     lb.release_server("s1", "b")
     assert lb.acquire_server("e") == ("s1", "handle 1")
     assert lb.get_status() == {"servers": {"s0": 2, "s1": 1, "s2": 1}, "total_inflight": 4, "active_servers": 3}
+
+
+def test_the_balancer_forgets_the_longest_unused_session_unless_it_has_a_request_in_flight(monkeypatch):
+    monkeypatch.setattr(routing, "MOST_STICKY_SESSIONS", 2)
+    lb = balancer(2, tie_break="first")
+    lb.acquire_server("a")
+    for session in "bcd":
+        server, _ = lb.acquire_server(session)
+        lb.release_server(server, session)
+    assert lb.acquire_server("a")[0] == "s0", "in flight all the time"
+    assert lb.clear_sticky_cache()["cleared_entries"] == 2
 
 
 def test_a_session_sticks_until_its_replica_goes_or_the_cache_is_cleared():

@@ -4,6 +4,10 @@ import random
 from typing import Any
 
 
+MOST_STICKY_SESSIONS = 10_000
+"""How many sessions are remembered, as in verl's balancer."""
+
+
 class LeastLoadedBalancer:
     """verl's balancer protocol (0.9.1), with an epoch for each time a replica joins.
 
@@ -23,10 +27,12 @@ class LeastLoadedBalancer:
 
     def acquire_server(self, request_id: str) -> tuple[str, Any]:
         """The replica for this session and its handle. Raises RuntimeError when there is none."""
-        name = self._session_server.get(request_id)
+        name = self._session_server.pop(request_id, None)
         if name is None or name not in self._servers or not self._sticky:
             name = self.choose()
-            self._session_server[request_id] = name
+        self._session_server[request_id] = name
+        if len(self._session_server) > MOST_STICKY_SESSIONS:
+            self._forget_the_longest_unused()
         sessions = self._in_flight[name]
         sessions[request_id] = sessions.get(request_id, 0) + 1
         self._loads[name] += 1
@@ -39,6 +45,13 @@ class LeastLoadedBalancer:
         least = min(self._loads.values())
         equals = [name for name, load in self._loads.items() if load == least]
         return equals[0] if self._first_of_equals else random.choice(equals)
+
+    def _forget_the_longest_unused(self) -> None:
+        """Nobody says when a session is over. One with a request in flight is not."""
+        longest_unused = next(iter(self._session_server))
+        name = self._session_server.pop(longest_unused)
+        if longest_unused in self._in_flight.get(name, ()):
+            self._session_server[longest_unused] = name
 
     def require_acquire_fields(self) -> list[str]:
         return []
@@ -54,9 +67,11 @@ class LeastLoadedBalancer:
         for epoch in (self._earlier.get(server_id, {}), self._in_flight.get(server_id, {})):
             session = request_id
             if session is None:
-                session = next((counted for counted, requests in epoch.items() if requests > 0), None)
-            if session is not None and epoch.get(session, 0) > 0:
+                session = next(iter(epoch), None)
+            if session is not None and session in epoch:
                 epoch[session] -= 1
+                if not epoch[session]:
+                    del epoch[session]
                 if epoch is self._in_flight.get(server_id):
                     self._loads[server_id] -= 1
                 return
