@@ -62,6 +62,13 @@ class KVCacheManager:
         """Get a waiting request its cached blocks and those for its first tokens; False, and nothing is done, if that
         is more than is free."""
         assert request.num_computed_tokens == 0, "a waiting request holds no blocks"
+        if self.only_length_matters:  # spelled out, as most that leaps do is this
+            num_blocks = -(-(request.num_prompt_tokens + request.num_output_tokens) // self.block_size)
+            if num_blocks + keep_watermark * self.watermark_blocks > self.free_blocks:
+                return False
+            self.free_blocks -= -(-num_new_tokens // self.block_size)
+            request.kv_weight_version = self.prefix_cache.weight_version
+            return True
         if self.admission_blocks(request, hits, num_new_tokens, keep_watermark) > self.free_blocks:
             return False
         request.kv_weight_version = self.prefix_cache.weight_version

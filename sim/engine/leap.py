@@ -44,10 +44,13 @@ def take_steps(scheduler: Scheduler, max_steps: int, *, stop_after_finish: bool)
     if scheduler.needs_a_look():
         return leap
     while leap.num_steps < max_steps and not (stop_after_finish and leap.finished):
-        if scheduler.singles or not stays_out(scheduler):
-            if not _prefill(scheduler, leap):
+        if not scheduler.singles and stays_out(scheduler):
+            if not _decode(scheduler, leap, max_steps, stop_after_finish=stop_after_finish):
                 break
-        elif not _decode(scheduler, leap, max_steps, stop_after_finish=stop_after_finish):
+            if leap.num_steps == max_steps or (stop_after_finish and leap.finished):
+                break
+            # What else ends them is that somebody comes in, or what no leap can take.
+        if not _prefill(scheduler, leap):
             break
     return leap
 
@@ -137,14 +140,14 @@ def _prefill(scheduler: Scheduler, leap: Leap) -> bool:
             if request.kv_weight_version < kv_cache.prefix_cache.weight_version:
                 leap.stale_cached_tokens.append((request, kv_cache.num_stale_tokens(hits)))
         request.status = RUNNING
-        num_tokens = request.num_prompt_tokens + request.num_output_tokens
-        num_computed_tokens = request.num_computed_tokens = request.num_computed_tokens + num_new_tokens
+        num_prompt_tokens = request.num_prompt_tokens
+        request.num_computed_tokens = num_computed_tokens = request.num_computed_tokens + num_new_tokens
         num_kv_tokens += num_computed_tokens
-        if num_new_tokens == 1 and num_computed_tokens > request.num_prompt_tokens:
+        if num_new_tokens == 1 and num_computed_tokens > num_prompt_tokens:
             num_decodes += 1
         else:
             num_prefill_tokens += num_new_tokens
-        if num_computed_tokens == num_tokens:
+        if num_computed_tokens == num_prompt_tokens + request.num_output_tokens:
             sampled.append(request)
         else:
             singles[request] = None
