@@ -400,7 +400,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Run as many callbacks as are ready now, as asyncio does; which ones is up to the order."""
         ready, queue, choose = self._ready, self._queue, self._choose
         now = self.env._now
-        if queue and queue[0][0] <= now:
+        if queue and queue[0][0] <= now and queue[0][1] <= NORMAL:
             self._take_due(NORMAL)
         if not ready and not self._stopping:
             self._advance()
@@ -423,7 +423,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.steps += 1
             if not handle._cancelled:
                 handle._run()
-            if queue and queue[0][0] <= now:
+            if queue and queue[0][0] <= now and queue[0][1] <= NORMAL:
                 self._take_due(NORMAL)
 
     def _take_due(self, lowest_priority: int) -> None:

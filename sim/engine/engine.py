@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Literal, NamedTuple, get_args
 
 from sim.engine.config import EngineConfig
-from sim.engine.leap import Leap, decode_steps, take_steps, uneventful_steps
+from sim.engine.leap import Leap, decode_steps, take_decode_steps, take_steps, uneventful_steps
 from sim.engine.request import FINISHED, NOT_STEADY, EngineRequest, Request
 from sim.engine.scheduler import PAUSED_ALL, PAUSED_NEW, UNPAUSED, Scheduler, SchedulerOutput
 from sim.engine.stuck import StuckWatch
@@ -435,9 +435,7 @@ class Engine:
 
     def take_decode_steps(self, num_steps: int) -> list[Request]:
         """Take that many steps at once, of those that `decode_steps` told of; returns the requests that finished."""
-        leap = take_steps(self._scheduler, num_steps, stop_after_finish=True)
-        assert leap.num_steps == num_steps, "not all of them only decode"
-        assert not leap.preempted, "somebody was preempted"
+        leap = take_decode_steps(self._scheduler, num_steps)
         self._add(leap)
         self._all_delivered = False
         return [request for _, request in leap.finished]

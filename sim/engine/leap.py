@@ -38,6 +38,15 @@ class Leap(msgspec.Struct, eq=False):
     num_kv_tokens: int = 0
 
 
+def take_decode_steps(scheduler: Scheduler, num_steps: int) -> Leap:
+    """Take that many steps, of those that `decode_steps` told of."""
+    leap = Leap()
+    _decode(scheduler, leap, num_steps, stop_after_finish=True)
+    assert leap.num_steps == num_steps, "not all of them only decode"
+    assert not leap.preempted, "somebody was preempted"
+    return leap
+
+
 def take_steps(scheduler: Scheduler, max_steps: int, *, stop_after_finish: bool) -> Leap:
     """Take steps, at most max_steps, up to the first that is to be taken by itself."""
     leap = Leap()

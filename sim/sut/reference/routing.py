@@ -3,7 +3,6 @@
 import random
 from typing import Any
 
-
 MOST_STICKY_SESSIONS = 10_000
 """How many sessions are remembered, as in verl's balancer."""
 
