@@ -73,7 +73,7 @@ def run_rolling(case: Case, sut: Sut) -> "RollingTrace":
 
 
 class RollingTrace(Trace):
-    """Has no `events` and no `ledger`; `findings` is complete once the world has ended.
+    """Has no `ledger`, and of the `events` only the last; `findings` is complete once the world has ended.
 
     `read`: called with each chapter's sessions, as a trace of those alone; `numbers`: the invariants to judge by.
     """
@@ -115,6 +115,7 @@ class RollingTrace(Trace):
         self.findings.end = end
         self._take_events()
         self._judge(dict(self._live.sessions), end, self._numbers)
+        self.events.append(end)
         self._live = _LiveLedger()
 
     def digest(self) -> str:
