@@ -20,6 +20,7 @@ from sim.report import plots
 from sim.report import waste as report
 from sim.report.spans import spans_of
 from sim.sut.interface import SutError
+from sim.sut.registry import load_sut
 from sim.waste import cost, lengths, policies, read_verl, what_if
 from sim.waste.closed_form import NEVER
 from sim.waste.ledger import Waste
@@ -56,6 +57,8 @@ class Options:
     def __init__(self, given: dict[str, Any]) -> None:
         self.given = given
         self.policies = [policies.parse(name) for name in dict.fromkeys(given["policy_names"] or policies.DEFAULT)]
+        self.suts = {policy.name: load_sut(policy.sut).key for policy in self.policies}
+        """What is driven, with its version: loaded before any work is done."""
         self.of_verl = {} if given["source"] is None else read_verl.read(given["source"], os.environ)
         self.named = LOADS.get(given["load_name"] or ("" if given["prompts"] else DEFAULT_LOAD))
         self.setting = self._setting()
@@ -131,6 +134,8 @@ class Options:
             f"prompt_length {budget.prompt_length} · response_length {budget.response_length} · "
             f"max_model_len {budget.context_tokens} · {server.dialect} grants"
         )
+        for released in dict.fromkeys(key for key in self.suts.values() if "==" in key):
+            lengths_and_grants += f" · {released}"
         if not self.setting.with_engine or server.engine is None:
             return lengths_and_grants
         config = server.engine.config(budget.context_tokens)
@@ -193,6 +198,7 @@ def _settings_data(options: Options) -> dict[str, Any]:
     }
     data["server"] = msgspec.to_builtins(msgspec.structs.asdict(setting.of_servers))
     data["latency"] = options.given["latency"]
+    data["suts"] = options.suts
     return data
 
 
@@ -325,7 +331,7 @@ def _about_load(options: Options, load: lengths.Lengths) -> str:
     if len(ending):
         means += f", responses of {ending.mean():,.0f}"
     if endless:
-        means += f" ({endless:,} never stop by themselves)"
+        means += f" ({endless:,} never {'stop by themselves' if endless > 1 else 'stops by itself'})"
     return f"{len(load):,} responses{f' ({named})' if named else ''} on {replicas}, {means}"
 
 

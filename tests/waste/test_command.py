@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -123,6 +124,25 @@ def test_any_sut_can_be_a_policy():
     assert set(found["policies"]) == {"reference:pinned", "reference:stingy"}
 
 
+def test_real_verl_as_a_policy():
+    """0.8.0 leaves the limit to the server; 0.9.0 and later pin the budget."""
+    pytest.importorskip("verl")
+    found = data(*SEED, "--policy", "verl", "--policy", "verl:plain")
+    release = found["settings"]["suts"]["verl"]
+    tokens = found["policies"]["verl"]
+    pins = not release.startswith("verl==0.8")
+    assert (tokens["decoded"], tokens["kept"]) == ((8192, 8192) if pins else (10104, 8192))
+    assert losses(found["policies"]["verl:plain"]) == {"dropped": 2000}
+
+
+def test_without_verl_its_name_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "verl", None)
+    result = run(*SMALL, "--policy", "verl")
+    assert result.exit_code == 2
+    assert "SUT 'verl' needs the package verl (pip install 'rollcage[verl]')" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_intervals_in_seconds_ranges_and_never():
     found = data("--count", 5, "--update-every", "20s", "--update-every", "1000-4000/4", "--update-every", "never")
     rows = found["policies"]["pinned"]["by_update_interval"]
@@ -137,6 +157,18 @@ def test_a_file_of_ones_own(tmp_path):
     assert "2 of 4 responses were cut at 8192: taken not to stop; 1 of 4 prompts are longer than 2048" in result.output
     found = data("--lengths", file, "--update-every", 2000)
     assert found["policies"]["deferred"]["overrun"] == 1912 + 1956
+
+
+def test_the_example_files():
+    """Those of the README, under the options that it names."""
+    examples = Path(__file__).parents[2] / "docs" / "examples"
+    result = run(
+        *("--lengths", examples / "lengths.jsonl", "--update-every", "60s", "--token-time", "0.025", "--replicas", 8),
+        *("--latency", examples / "steps.csv", "--batch", 64, "--gpus-per-replica", 1),
+    )
+    assert result.exit_code == 0, result.output
+    assert "of 120 responses were cut at 8192: taken not to stop" in result.output
+    assert "fitted to" in result.output
 
 
 def test_a_verl_config(tmp_path):
@@ -292,6 +324,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
         (("--policy", "none"), "unknown policy 'none'; known are deferred, pinned, partial-off"),
         (("--policy", "sticky+not-sticky"), "sticky and not-sticky exclude each other"),
         (("--policy", "cache-kept+cache-cleared"), "cache-cleared and cache-kept exclude each other"),
+        (("--policy", "verl+not-sticky"), "verl drives its own balancer"),
         (("--policy", "keep+wait"), "keep and wait exclude each other"),
         (("--policy", "keep+partial-off"), "keep and partial-off exclude each other"),
         (("--policy", "keep", "--dialect", "sglang"), "pause_mode is keep: only vLLM has it"),
