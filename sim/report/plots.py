@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sim.clock import NS_PER_S
 from sim.report.colours import FATE_COLOURS
 from sim.report.spans import Part, Span
-from sim.waste.ledger import FATES
+from sim.waste.ledger import FATES, spelled_fate
 from sim.waste.what_if import Row
 
 if TYPE_CHECKING:
@@ -144,7 +144,9 @@ def _draw_stories(axes: "Axes", stories: Sequence[Story], title: str) -> None:
     axes.set_xlabel("virtual seconds since it was sent", fontsize=9, color=_INK, loc="left")
     axes.set_title(title, loc="left", fontsize=11, color=_INK)
     handles = [
-        axes.barh(0, 0, color=FATE_COLOURS[fate], label=fate) for fate in ("kept", *FATES) if seen.pop(fate, 1) is None
+        axes.barh(0, 0, color=FATE_COLOURS[fate], label=spelled_fate(fate))
+        for fate in ("kept", *FATES)
+        if seen.pop(fate, 1) is None
     ]
     if handles:
         axes.legend(
