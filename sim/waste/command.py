@@ -177,7 +177,7 @@ def waste(**given: Any) -> None:
     rollcage waste --from verl.yaml --lengths mine.csv --update-every 60s
     rollcage waste --prompt-tokens 136 --abort-every-tokens 2000     one response
 
-    Losses are in decoded tokens, each under one name: duplicate, zombie, dropped, overrun, sliced, discarded.
+    Losses are decoded tokens, each under one name: duplicate, zombie, dropped, overrun, sliced, discarded, in flight.
     """
     from sim.waste.run import ERRORS, Options, run
 

@@ -202,8 +202,8 @@ def _settings_data(options: Options) -> dict[str, Any]:
     return data
 
 
-def _tell_rest(totals: list[tuple[str, Waste]], options: Options) -> None:
-    """What the table means, and what is saved."""
+def _tell_rest(totals: list[tuple[str, Waste]], options: Options, late: str | None = None) -> None:
+    """What the table means, and what is saved. `late`: what is to be said of updates that came late."""
     wastes = [one for _, one in totals]
     click.echo()
     for line in report.meaning_lines(wastes):
@@ -215,6 +215,8 @@ def _tell_rest(totals: list[tuple[str, Waste]], options: Options) -> None:
             click.echo(sentence)
     for line in report.saving_lines(totals, options.price):
         click.echo(line)
+    if late is not None:
+        click.echo(late)
     if options.latency is not None and options.price is not None:
         click.echo(f"Time: {options.latency.about}; {options.price.batch} responses at once.")
 
@@ -346,10 +348,7 @@ def _tell_load(options: Options, load: lengths.Lengths, comparison: Comparison) 
     click.echo(report.comparison_table(comparison, options.price, options.spelled_token_time_s))
     if comparison.interrupted:
         click.echo("\n  interrupted: the sums below are over the intervals that all policies have")
-    _tell_rest(report.totals(comparison), options)
-    late = report.wait_line(comparison)
-    if late is not None:
-        click.echo(late)
+    _tell_rest(report.totals(comparison), options, report.wait_line(comparison))
     click.echo(f"({report.how_line(comparison)})")
 
 
