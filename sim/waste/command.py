@@ -186,6 +186,8 @@ def waste(**given: Any) -> None:
     except ERRORS as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(UNUSABLE)
+    except BrokenPipeError:
+        raise  # whoever read it has enough, which click knows of
     except OSError as error:
         click.echo(f"error: {error.filename}: {error.strerror}", err=True)
         sys.exit(UNUSABLE)

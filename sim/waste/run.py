@@ -114,9 +114,9 @@ class Options:
                     "--batch and --gpus-per-replica need --latency: without a model there is no time"
                 )
             return None
+        self.latency = cost.parse(given["latency"])
         if given["batch"] is None and given["prompt_tokens"] is None:
             raise cost.LatencyError("--latency needs --batch: how many responses a replica decodes at once")
-        self.latency = cost.parse(given["latency"])
         gpus = given["gpus_per_replica"] or self.of_verl.get("gpus_per_replica") or self.latency.gpus
         return report.Price(self.latency.latency, given["batch"] or 1, gpus)
 
@@ -134,6 +134,9 @@ class Options:
             f"prompt_length {budget.prompt_length} · response_length {budget.response_length} · "
             f"max_model_len {budget.context_tokens} · {server.dialect} grants"
         )
+        unset = [name for name in self.of_verl.get("unset", ()) if self.given[name] is None]
+        if unset:
+            lengths_and_grants += f" ({', '.join(unset)}: verl's default, {self.given['source']} has none)"
         for released in dict.fromkeys(key for key in self.suts.values() if "==" in key):
             lengths_and_grants += f" · {released}"
         if not self.setting.with_engine or server.engine is None:

@@ -182,7 +182,10 @@ def test_a_verl_config(tmp_path):
     found = data("--from", config, *SEED)
     assert found["settings"]["budget"] == {"prompt_length": 1024, "response_length": 4096, "max_model_len": 32768}
     assert found["policies"]["deferred"]["overrun"] == 1024 - 136
-    over = data("--from", config, *SEED, "--prompt-length", 512)
+    assert "verl's default" not in run("--from", config, *SEED).output
+    config.write_text("actor_rollout_ref:\n  rollout:\n    name: sglang\n    prompt_length: 1024\n")
+    assert f"(response_length: verl's default, {config} has none)" in run("--from", config, *SEED).output
+    over = data("--from", config, *SEED, "--prompt-length", 512, "--response-length", 4096)
     assert over["policies"]["deferred"]["overrun"] == 512 - 136
     config.write_text(
         "actor_rollout_ref:\n  rollout:\n    prompt_length: ${oc.env:NOT_THERE}\n    response_length: 5\n"
@@ -347,6 +350,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
         (("--latency", "roofline:H100:Qwen2.5-7B", "--batch", "4"), "known are A100-SXM-80GB, H100-SXM"),
         (("--latency", "none.csv", "--batch", "4"), "none.csv: cannot be read"),
         (("--latency", "constant:5"), "--latency needs --batch"),
+        (("--latency", "H100"), "H100: is not known"),
         (("--batch", "5"), "need --latency"),
         (("--plot", "waste.pdf"), ".pdf is not known"),
         (("--from", "none.yaml"), "no such file"),
