@@ -22,6 +22,7 @@ FORMAT: Literal[1] = 1
 MAX_TOKENS = 10_000_000
 MAX_TIME_S = 1e7
 MAX_REPLICAS = 1024
+MAX_REPEAT = 1_000_000
 
 Tokens: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 PositiveTokens: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
@@ -251,7 +252,13 @@ class AfterSent(_Data, frozen=True, tag_field="on", tag="sent"):
     requests: Annotated[int, Meta(ge=1, le=100_000)]
 
 
-When: TypeAlias = AtTime | AfterTokens | AfterSent
+class Every(_Data, frozen=True, tag_field="on", tag="every"):
+    """Again and again until all sessions have ended: first after `time_s`, then `time_s` after the last was over."""
+
+    time_s: Annotated[float, Meta(gt=0, le=MAX_TIME_S)]
+
+
+When: TypeAlias = AtTime | AfterTokens | AfterSent | Every
 
 
 PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
@@ -347,7 +354,12 @@ class Schedule(_Data, frozen=True):
 
 
 class Case(_Data, frozen=True):
-    """One world, whole. See the module's docstring; fields left out of the JSON take the defaults shown here."""
+    """One world, whole. See the module's docstring; fields left out of the JSON take the defaults shown here.
+
+    `repeat`: the sessions are run so many times over, each time as new ones; a session's number counts on.
+    `max_concurrent_sessions`: a session begins when fewer than so many live, in the order of their numbers, and its
+    `arrival_s` counts from then. Null: all live from the start.
+    """
 
     budget: Budget
     sessions: Annotated[tuple[Session, ...], Meta(min_length=1)]
@@ -359,7 +371,17 @@ class Case(_Data, frozen=True):
     partial_rollout: bool = True
     seed: Seed = 0
     schedule: Schedule = Schedule()
+    repeat: Annotated[int, Meta(ge=1, le=MAX_REPEAT)] = 1
+    max_concurrent_sessions: Annotated[int, Meta(ge=1)] | None = None
     format: Literal[1] = FORMAT
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self.sessions) * self.repeat
+
+    def session(self, index: int) -> Session:
+        """The session of that number."""
+        return self.sessions[index % len(self.sessions)]
 
     def __post_init__(self) -> None:
         context_tokens = self.budget.context_tokens
@@ -383,16 +405,21 @@ class Case(_Data, frozen=True):
                 )
             _check_shared_params(i, session, self.sessions)
             _check_shared_prompt(i, session, self.sessions)
+            if self.repeat > 1 and session.shares_params_with is not None and self.transport.objects == "shared":
+                raise CaseError(
+                    f"repeat is {self.repeat}: it excludes sessions[{i}].shares_params_with where transport.objects are"
+                    f" shared, since repeated sessions are judged one by one"
+                )
         for i, fault in enumerate(self.faults):
             self._check_fault(f"faults[{i}]", fault)
         if self.schedule.deviations and self.schedule.policy != "explicit":
             raise CaseError(f"schedule.deviations need schedule.policy explicit, not {self.schedule.policy}")
 
     def _check_fault(self, where: str, fault: Fault) -> None:
-        named = [(f"{where}.session", getattr(fault, "session", None), len(self.sessions), "session")]
+        named = [(f"{where}.session", getattr(fault, "session", None), self.num_sessions, "session")]
         named.append((f"{where}.replica", getattr(fault, "replica", None), self.replicas, "replica"))
-        if not isinstance(fault.at, AtTime):
-            named.append((f"{where}.at.session", fault.at.session, len(self.sessions), "session"))
+        if isinstance(fault.at, AfterTokens | AfterSent):
+            named.append((f"{where}.at.session", fault.at.session, self.num_sessions, "session"))
         if isinstance(fault, WeightUpdate):
             named.extend((f"{where}.leaving", replica, self.replicas, "replica") for replica in fault.leaving)
             if len(set(fault.leaving)) >= self.replicas:
@@ -436,13 +463,14 @@ def _check_shared_prompt(i: int, session: Session, sessions: tuple[Session, ...]
 
 def params_owner(case: Case, session: int) -> int:
     """The session whose sampling-params object `session` uses."""
-    lender = case.sessions[session].shares_params_with
-    return session if lender is None else lender
+    place = session % len(case.sessions)
+    lender = case.sessions[place].shares_params_with
+    return session if lender is None else session - place + lender
 
 
 def explicit_limit(case: Case, session: int) -> Limit | None:
     """The limit in the sampling params that `session` uses."""
-    return case.sessions[params_owner(case, session)].limit
+    return case.session(params_owner(case, session)).limit
 
 
 _decoder = msgspec.json.Decoder(Case)

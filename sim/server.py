@@ -15,6 +15,7 @@ from sim.budget import NoRoom, take_grant
 from sim.case import Budget, ServerSettings
 from sim.clock import NS_PER_S, VirtualLoop
 from sim.decode import Burst, DecodeEngine, Moment, Prefill
+from sim.tokens import LogProbs, TokenIds, Tokens, plain_ids
 from sim.trace import (
     Admitted,
     Decoded,
@@ -57,37 +58,18 @@ def session_of(token_id: int) -> int:
     return operator.index(token_id) // SESSION_STRIDE - 1
 
 
-def plain_ids(prompt_ids: Sequence[int]) -> Sequence[int]:
-    """Token ids as a range where they are consecutive, as nearly all are; a TypeError if one is no integer."""
-    consecutive = range(operator.index(prompt_ids[0]), operator.index(prompt_ids[0]) + len(prompt_ids))
-    if prompt_ids[-1] == consecutive[-1] and list(prompt_ids) == list(consecutive):
-        return consecutive
-    return [operator.index(token_id) for token_id in prompt_ids]
-
-
-def _with_shared(prompt_ids: Sequence[int], owner: int, tokens: int) -> Sequence[int]:
+def _with_shared(prompt_ids: Sequence[int], owner: int, tokens: int) -> TokenIds:
     """A prompt as the engine's cache sees it: ids tell their session everywhere else, and alike prompts must not."""
-    shared = range(first_token(owner), first_token(owner) + min(tokens, len(prompt_ids)))
-    return shared if len(shared) == len(prompt_ids) else [*shared, *prompt_ids[len(shared) :]]
-
-
-def log_prob(position: int, version: int) -> float:
-    """The log probability of one token; see `log_probs_of`."""
-    return log_probs_of(position, 1, version)[0]
-
-
-def log_probs_of(position: int, tokens: int, version: int) -> list[float]:
-    """Log probabilities that encode the position and the weight version of their tokens, exactly."""
-    offset = -version / 1024 - 1 / 2048
-    return [offset - each for each in range(position, position + tokens)]
+    shared = min(tokens, len(prompt_ids))
+    return TokenIds.counting_from(first_token(owner), shared) + prompt_ids[shared:]
 
 
 @dataclass(slots=True)
 class TokenOutput:
     """What generate returns; the fields of verl's TokenOutput."""
 
-    token_ids: list[int]
-    log_probs: list[float] | None
+    token_ids: Tokens
+    log_probs: list[float] | LogProbs | None
     stop_reason: str | None
     routed_experts: Any = None
     num_preempted: int | None = None
@@ -155,6 +137,8 @@ class FakeRolloutServer:
         self.settings = settings
         self.budget = budget
         self.version = 0
+        self.answers_in_runs = False
+        """Whether tokens are given to the client as `sim.tokens` has them, and not as lists."""
         self._engine = engine
         self._loop = loop
         self._trace = trace
@@ -174,7 +158,7 @@ class FakeRolloutServer:
     def generate(
         self,
         request: int,
-        prompt_ids: list[int],
+        prompt_ids: Tokens,
         sampling_params: dict[str, Any],
         request_id: str,
         **_multimodal: Any,
@@ -247,13 +231,13 @@ class FakeRolloutServer:
         self._set_timer()
 
     def _answer(self, request: _Request, outcome: Outcome) -> None:
-        token_ids: list[int] = []
-        log_probs: list[float] | None = [] if request.wants_log_probs and outcome != "refused" else None
-        origin = first_token(request.session)
-        for position, tokens, version in request.runs:
-            token_ids += range(origin + position, origin + position + tokens)
-            if log_probs is not None:
-                log_probs += log_probs_of(position, tokens, version)
+        first = first_token(request.session) + request.prompt_tokens
+        token_ids: Tokens = TokenIds.counting_from(first, request.tokens)
+        log_probs: list[float] | LogProbs | None = None
+        if request.wants_log_probs and outcome != "refused":
+            log_probs = LogProbs(tuple(request.runs))
+        if not self.answers_in_runs:
+            token_ids, log_probs = list(token_ids), None if log_probs is None else list(log_probs)
         reason = STOP_REASONS[self.settings.dialect][outcome]
         request.answer.set_result(
             TokenOutput(token_ids, log_probs, reason, extra_fields={"global_steps": self.version})

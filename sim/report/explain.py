@@ -5,15 +5,17 @@ from typing import Any
 
 import msgspec
 
-from sim.case import AfterSent, AfterTokens, AtTime, Case, Fault, When
+from sim.case import AfterSent, AfterTokens, AtTime, Case, Every, Fault, When
 from sim.invariants import INVARIANTS, Violation, judge
 from sim.invariants.budget import turn_budget_tokens, used_before_tokens
+from sim.rolling import Findings, RollingTrace
 from sim.search.campaign import Find
 from sim.sut.interface import Sut
 from sim.trace import Attempt, FaultFired, Trace, TurnRecord, WorldEnded
 from sim.world import run_world
 
 MOST_TURNS_SHOWN = 12
+MOST_VIOLATIONS_SHOWN = 6
 _BAR_COLUMNS = 56
 
 
@@ -33,6 +35,8 @@ def spelled_when(when: When) -> str:
             return f"once session {when.session} has decoded {when.tokens} tokens"
         case AfterSent():
             return f"once session {when.session} has sent {when.requests} request{'s' * (when.requests > 1)}"
+        case Every():
+            return f"every {when.time_s:g} s"
 
 
 def spelled_fault(fault: Fault) -> str:
@@ -216,6 +220,30 @@ def world_report(case: Case, sut: Sut, trace: Trace, violations: Sequence[Violat
     return "\n\n".join(sections)
 
 
+def large_report(case: Case, sut: Sut, findings: Findings) -> str:
+    """A world that was judged while it ran: settings, figures, verdicts."""
+    sections = [f"{sut.key}\n{settings_line(case)}\n{schedule_line(case)}"]
+    if case.faults:
+        sections.append("faults\n" + "\n".join(f"  {i}: {spelled_fault(fault)}" for i, fault in enumerate(case.faults)))
+    figures = [
+        f"{findings.sessions:,} of {case.num_sessions:,} sessions judged, with {findings.turns:,} turns and "
+        f"{findings.attempts:,} requests; {findings.decoded_tokens:,} tokens decoded",
+        f"at most {findings.most_live:,} sessions in memory at once; {findings.events:,} events",
+    ]
+    if findings.strays:
+        figures.append(f"{findings.strays:,} requests came of sessions that had been judged already: not judged")
+    end = findings.end
+    figures.append(
+        "the world has not ended" if end is None else f"the world ended at {end.t_ns / 1e9:g} s: {end.reason}"
+    )
+    sections.append("\n".join(figures))
+    more = {number: count for number, count in findings.counts.items() if count > MOST_VIOLATIONS_SHOWN}
+    sections.append(verdict_lines(findings.violations))
+    if more:
+        sections.append("in all " + ", ".join(f"{count:,} times {number}" for number, count in more.items()))
+    return "\n\n".join(sections)
+
+
 def find_report(sut: Sut, find: Find) -> str:
     """The world of a find. One that does not show it again (a SUT that breaks D1) is reported as it was seen."""
     trace = run_world(find.case, sut)
@@ -242,8 +270,35 @@ def verdict_lines(violations: Sequence[Violation]) -> str:
     for number in dict.fromkeys(violation.invariant for violation in violations):
         statement = INVARIANTS[number].statement if number in INVARIANTS else ""
         lines.append(f"{number} violated: {statement}".rstrip())
-        lines += [f"  {violation.message}" for violation in violations if violation.invariant == number][:6]
+        lines += [f"  {violation.message}" for violation in violations if violation.invariant == number][
+            :MOST_VIOLATIONS_SHOWN
+        ]
     return "\n".join(lines)
+
+
+def large_as_json(sut: Sut, trace: RollingTrace) -> dict[str, Any]:
+    """The figures and verdicts of a world that was judged while it ran, as plain data."""
+    findings = trace.findings
+    end = findings.end
+    return {
+        "sut": sut.key,
+        "digest": trace.digest(),
+        "events": findings.events,
+        "ended": None if end is None else end.reason,
+        "virtual_s": None if end is None else end.t_ns / 1e9,
+        "sessions": findings.sessions,
+        "turns": findings.turns,
+        "requests": findings.attempts,
+        "decoded_tokens": findings.decoded_tokens,
+        "most_live_sessions": findings.most_live,
+        "stray_requests": findings.strays,
+        "counts": dict(findings.counts),
+        "violations": _violations_as_json(findings.violations),
+    }
+
+
+def _violations_as_json(violations: Sequence[Violation]) -> list[dict[str, Any]]:
+    return [{"invariant": v.invariant, "message": v.message, "session": v.session} for v in violations]
 
 
 def as_json(sut: Sut, trace: Trace, violations: Sequence[Violation]) -> dict[str, Any]:
@@ -271,5 +326,5 @@ def as_json(sut: Sut, trace: Trace, violations: Sequence[Violation]) -> dict[str
             }
             for attempt in trace.ledger.attempts
         ],
-        "violations": [{"invariant": v.invariant, "message": v.message, "session": v.session} for v in violations],
+        "violations": _violations_as_json(violations),
     }

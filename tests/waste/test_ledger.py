@@ -282,5 +282,5 @@ def test_the_fates_add_up_to_what_was_decoded(case, subject, schedule, pause_mod
         mine = set(range(piece.position, piece.position + piece.tokens))
         assert not positions & mine, "a token has two fates"
         positions |= mine
-    sessions = [ended.kept_tokens for session in trace.ledger.sessions if (ended := session.ended) is not None]
+    sessions = [ended.kept_tokens for session in trace.ledger.sessions.values() if (ended := session.ended) is not None]
     assert waste.kept_tokens <= min(sum(sessions), waste.delivered_tokens)
