@@ -14,7 +14,7 @@ from sim.report.colours import FATE_COLOURS
 from sim.report.spans import Part, Span, spans_of
 from sim.sut.interface import Sut
 from sim.trace import FaultFired, Trace, TurnRecord, WorldEnded
-from sim.waste.ledger import FATES, LOSSES, waste_of
+from sim.waste.ledger import FATES, LOSSES, spelled_fate, waste_of
 
 MOST_TURNS = 200
 MOST_DEVIATIONS = 300
@@ -90,7 +90,7 @@ def _tiles(subject: Subject) -> str:
     tiles += [(loss, waste.fates[loss].tokens, FATES[loss]) for loss in LOSSES if waste.fates[loss].tokens]
     cells = "".join(
         f'<div class="tile" title="{escape(what)}"><i style="background:{FATE_COLOURS.get(name, "transparent")}"></i>'
-        f"<b>{tokens:,}</b><span>{name}</span></div>"
+        f"<b>{tokens:,}</b><span>{spelled_fate(name)}</span></div>"
         for name, tokens, what in tiles
     )
     share = f'<div class="tile"><b>{waste.share:.1%}</b><span>thrown away</span></div>' if waste.wasted.tokens else ""
@@ -179,7 +179,7 @@ def _ticks(end_s: float) -> Iterable[float]:
 
 def _legend(fates: set[str], with_marks: bool) -> str:
     items = [
-        f'<span><i style="background:{FATE_COLOURS[fate]}"></i>{fate}</span>'
+        f'<span><i style="background:{FATE_COLOURS[fate]}"></i>{spelled_fate(fate)}</span>'
         for fate in ("kept", *LOSSES)
         if fate in fates
     ]
@@ -212,7 +212,9 @@ def _turn(subject: Subject, session: int, turn: TurnRecord, spans: Sequence[Span
     rows = []
     for span in spans:
         sent, attempt = span.attempt.sent, span.attempt
-        lost = ", ".join(f"{part.tokens:,} {part.fate}" for part in _merged(span.parts) if part.fate != "kept")
+        lost = ", ".join(
+            f"{part.tokens:,} {spelled_fate(part.fate)}" for part in _merged(span.parts) if part.fate != "kept"
+        )
         outcome = " and ".join(ended.outcome for ended in attempt.ended) or "never"
         limits = ", ".join(f"{key} {limit}" for key, limit in sent.limits.items()) or "none"
         generated = sent.prompt_tokens - turn.started.prompt_tokens
@@ -271,6 +273,7 @@ def _budget_bar(subject: Subject, session: int, turn: TurnRecord, spans: Sequenc
             f'<i style="width:{100 * part.tokens / most:.3f}%;background:{FATE_COLOURS[part.fate]}" '
             f'title="attempt {span.attempt.sent.attempt}: {part.tokens:,} {part.fate}"></i>'
             for part in span.parts
+            if part.fate != "in_flight"  # nobody got it, so it is none of the response's tokens
         )
         blocks.append(inner + "<u></u>")
     edge = ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sim.clock import NS_PER_S
 from sim.report.colours import FATE_COLOURS
 from sim.report.spans import Part, Span
-from sim.waste.ledger import FATES
+from sim.waste.ledger import FATES, spelled_fate
 from sim.waste.what_if import Row
 
 if TYPE_CHECKING:
@@ -103,12 +103,14 @@ def _draw_lines(axes: "Axes", rows: Sequence[Row]) -> None:
 def _name_lines(axes: "Axes", ends: dict[float, list[tuple[str, str]]], x: int) -> None:
     """Names beside the ends of the lines, pushed apart where they would overlap."""
     top = max([axes.get_ylim()[1], *ends])
-    gap = 0.065 * top
-    at = -gap
+    line = 0.06 * top
+    edge = -0.4 * line
     for height in sorted(ends):
         names = ends[height]
-        at = max(height, at + gap * (1 + 0.45 * (len(names) - 1)))
-        leads = {"arrowstyle": "-", "color": _FAINT, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4}
+        half = line * len(names) / 2
+        at = max(height, edge + half)
+        edge = at + half
+        leads = {"arrowstyle": "-", "color": _FAINT, "linewidth": 0.6, "shrinkA": 2, "shrinkB": 4, "relpos": (0, 0.5)}
         axes.annotate(
             "\n".join(name for name, _ in names),
             (x, height),
@@ -142,7 +144,9 @@ def _draw_stories(axes: "Axes", stories: Sequence[Story], title: str) -> None:
     axes.set_xlabel("virtual seconds since it was sent", fontsize=9, color=_INK, loc="left")
     axes.set_title(title, loc="left", fontsize=11, color=_INK)
     handles = [
-        axes.barh(0, 0, color=FATE_COLOURS[fate], label=fate) for fate in ("kept", *FATES) if seen.pop(fate, 1) is None
+        axes.barh(0, 0, color=FATE_COLOURS[fate], label=spelled_fate(fate))
+        for fate in ("kept", *FATES)
+        if seen.pop(fate, 1) is None
     ]
     if handles:
         axes.legend(

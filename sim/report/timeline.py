@@ -12,6 +12,7 @@ from sim.case import Case
 from sim.report.explain import spelled_fault, spelled_grant
 from sim.report.spans import Span, spans_of
 from sim.trace import FaultFired, Parked, Paused, Resumed, Trace, VersionChanged
+from sim.waste.ledger import spelled_fate
 
 _NS_PER_US = 1000
 _TRAINER = 1_000_000
@@ -122,7 +123,7 @@ def _slices(
         yield _inside("parked at the gate", parked_ns, admitted_ns, place)
     for part in span.parts:
         if part.fate != "kept":
-            inner = _inside(part.fate, part.start_ns, part.end_ns, place)
+            inner = _inside(spelled_fate(part.fate), part.start_ns, part.end_ns, place)
             yield inner | {"cname": _CHROME_COLOURS[part.fate], "args": {"tokens": part.tokens}}
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sim.engine.latency import Latency
 from sim.report.explain import table
 from sim.waste.cost import Rates, rates
-from sim.waste.ledger import FATES, LOSSES, Waste
+from sim.waste.ledger import FATES, LOSSES, Waste, spelled_fate
 from sim.waste.what_if import Comparison, Row
 
 _BAR_COLUMNS = 30
@@ -91,10 +91,6 @@ def waste_table(rows: Sequence[tuple[Sequence[str], Waste]], heads: Sequence[str
         line.append(bar(waste.share, scale))
         cells.append(line)
     return table(_right_aligned(cells, len(heads)), "  ")
-
-
-def spelled_fate(fate: str) -> str:
-    return fate.replace("_", " ")
 
 
 def _right_aligned(cells: list[list[str]], left: int) -> list[list[str]]:

@@ -177,7 +177,7 @@ def waste(**given: Any) -> None:
     rollcage waste --from verl.yaml --lengths mine.csv --update-every 60s
     rollcage waste --prompt-tokens 136 --abort-every-tokens 2000     one response
 
-    Losses are in decoded tokens, each under one name: duplicate, zombie, dropped, overrun, sliced, discarded.
+    Losses are decoded tokens, each under one name: duplicate, zombie, dropped, overrun, sliced, discarded, in flight.
     """
     from sim.waste.run import ERRORS, Options, run
 
@@ -186,6 +186,8 @@ def waste(**given: Any) -> None:
     except ERRORS as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(UNUSABLE)
+    except BrokenPipeError:
+        raise  # whoever read it has enough, which click knows of
     except OSError as error:
         click.echo(f"error: {error.filename}: {error.strerror}", err=True)
         sys.exit(UNUSABLE)

@@ -42,6 +42,11 @@ FATES: Mapping[str, str] = {
 LOSSES = tuple(fate for fate in FATES if fate != "kept")
 
 
+def spelled_fate(fate: str) -> str:
+    """As a person reads it."""
+    return fate.replace("_", " ")
+
+
 class Tally(NamedTuple):
     """`tokens` of one kind, and the sum of their KV depths: the cached tokens that decoding each of them read."""
 

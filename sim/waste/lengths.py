@@ -185,12 +185,23 @@ def _lines(path: Path) -> Iterable[tuple[int, Any]]:
                 try:
                     yield number, json.loads(line)
                 except json.JSONDecodeError as error:
-                    raise LengthsError(f"{path}:{number}: not JSON: {error.msg}") from None
+                    raise LengthsError(
+                        f"{path}:{number}: {line.strip()[:60]!r} is not JSON ({error.msg}); each line is an object "
+                        f'like {{"prompt_tokens": 136, "response_tokens": 8192}}, or a pair [136, 8192]'
+                    ) from None
 
 
 def _rows(path: Path) -> Iterable[tuple[int, Any]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        yield from enumerate(csv.DictReader(file), 2)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file)
+        columns = rows.fieldnames
+        if columns is not None and not all(set(columns) & set(names) for names in (PROMPT_COLUMNS, RESPONSE_COLUMNS)):
+            raise LengthsError(
+                f"{path}:1: is {','.join(columns)!r}; a header line with a column for prompts ("
+                f"{', '.join(PROMPT_COLUMNS)}) and one for responses ({', '.join(RESPONSE_COLUMNS)}) is needed, with "
+                f"commas between them"
+            )
+        yield from enumerate(rows, 2)
 
 
 def _columns(path: Path) -> Iterable[tuple[int, Any]]:

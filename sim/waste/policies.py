@@ -71,6 +71,10 @@ def parse(text: str) -> Policy:
             f"unknown policy {text!r}; known are {known}, joined with +, or a SUT in the client's place (verl, "
             f"MODULE:FACTORY)"
         )
+    if client.partition(":")[0] == "verl" and "not-sticky" in words:
+        raise PolicyError(
+            f"policy {text!r}: verl drives its own balancer, which is sticky; not-sticky needs another one"
+        )
     sut = client if is_sut else f"reference:{client}"
     return Policy(
         text,

@@ -14,7 +14,8 @@ _DIALECTS = ("vllm", "sglang", "trtllm")
 
 
 def read(path: Path, env: Mapping[str, str]) -> dict[str, Any]:
-    """`prompt_length`, `response_length`, `max_model_len`, `dialect` and `gpus_per_replica`; unset ones as verl's.
+    """`prompt_length`, `response_length`, `max_model_len`, `dialect` and `gpus_per_replica`; unset ones as verl's, and
+    under `unset` which of the two lengths that are.
 
     Raises `WhatIfError` that names the file and the setting.
     """
@@ -42,6 +43,7 @@ def read(path: Path, env: Mapping[str, str]) -> dict[str, Any]:
         "max_model_len": _value(launch, "max_model_len", path),
         "dialect": name,
         "gpus_per_replica": sizes[0] * sizes[1] * sizes[2],
+        "unset": tuple(length for length in ("prompt_length", "response_length") if length not in launch.settings),
     }
 
 

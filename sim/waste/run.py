@@ -20,6 +20,7 @@ from sim.report import plots
 from sim.report import waste as report
 from sim.report.spans import spans_of
 from sim.sut.interface import SutError
+from sim.sut.registry import load_sut
 from sim.waste import cost, lengths, policies, read_verl, what_if
 from sim.waste.closed_form import NEVER
 from sim.waste.ledger import Waste
@@ -56,6 +57,8 @@ class Options:
     def __init__(self, given: dict[str, Any]) -> None:
         self.given = given
         self.policies = [policies.parse(name) for name in dict.fromkeys(given["policy_names"] or policies.DEFAULT)]
+        self.suts = {policy.name: load_sut(policy.sut).key for policy in self.policies}
+        """What is driven, with its version: loaded before any work is done."""
         self.of_verl = {} if given["source"] is None else read_verl.read(given["source"], os.environ)
         self.named = LOADS.get(given["load_name"] or ("" if given["prompts"] else DEFAULT_LOAD))
         self.setting = self._setting()
@@ -111,9 +114,9 @@ class Options:
                     "--batch and --gpus-per-replica need --latency: without a model there is no time"
                 )
             return None
+        self.latency = cost.parse(given["latency"])
         if given["batch"] is None and given["prompt_tokens"] is None:
             raise cost.LatencyError("--latency needs --batch: how many responses a replica decodes at once")
-        self.latency = cost.parse(given["latency"])
         gpus = given["gpus_per_replica"] or self.of_verl.get("gpus_per_replica") or self.latency.gpus
         return report.Price(self.latency.latency, given["batch"] or 1, gpus)
 
@@ -131,6 +134,11 @@ class Options:
             f"prompt_length {budget.prompt_length} · response_length {budget.response_length} · "
             f"max_model_len {budget.context_tokens} · {server.dialect} grants"
         )
+        unset = [name for name in self.of_verl.get("unset", ()) if self.given[name] is None]
+        if unset:
+            lengths_and_grants += f" ({', '.join(unset)}: verl's default, {self.given['source']} has none)"
+        for released in dict.fromkeys(key for key in self.suts.values() if "==" in key):
+            lengths_and_grants += f" · {released}"
         if not self.setting.with_engine or server.engine is None:
             return lengths_and_grants
         config = server.engine.config(budget.context_tokens)
@@ -193,11 +201,12 @@ def _settings_data(options: Options) -> dict[str, Any]:
     }
     data["server"] = msgspec.to_builtins(msgspec.structs.asdict(setting.of_servers))
     data["latency"] = options.given["latency"]
+    data["suts"] = options.suts
     return data
 
 
-def _tell_rest(totals: list[tuple[str, Waste]], options: Options) -> None:
-    """What the table means, and what is saved."""
+def _tell_rest(totals: list[tuple[str, Waste]], options: Options, late: str | None = None) -> None:
+    """What the table means, and what is saved. `late`: what is to be said of updates that came late."""
     wastes = [one for _, one in totals]
     click.echo()
     for line in report.meaning_lines(wastes):
@@ -209,6 +218,8 @@ def _tell_rest(totals: list[tuple[str, Waste]], options: Options) -> None:
             click.echo(sentence)
     for line in report.saving_lines(totals, options.price):
         click.echo(line)
+    if late is not None:
+        click.echo(late)
     if options.latency is not None and options.price is not None:
         click.echo(f"Time: {options.latency.about}; {options.price.batch} responses at once.")
 
@@ -325,7 +336,7 @@ def _about_load(options: Options, load: lengths.Lengths) -> str:
     if len(ending):
         means += f", responses of {ending.mean():,.0f}"
     if endless:
-        means += f" ({endless:,} never stop by themselves)"
+        means += f" ({endless:,} never {'stop by themselves' if endless > 1 else 'stops by itself'})"
     return f"{len(load):,} responses{f' ({named})' if named else ''} on {replicas}, {means}"
 
 
@@ -340,10 +351,7 @@ def _tell_load(options: Options, load: lengths.Lengths, comparison: Comparison) 
     click.echo(report.comparison_table(comparison, options.price, options.spelled_token_time_s))
     if comparison.interrupted:
         click.echo("\n  interrupted: the sums below are over the intervals that all policies have")
-    _tell_rest(report.totals(comparison), options)
-    late = report.wait_line(comparison)
-    if late is not None:
-        click.echo(late)
+    _tell_rest(report.totals(comparison), options, report.wait_line(comparison))
     click.echo(f"({report.how_line(comparison)})")
 
 

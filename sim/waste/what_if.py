@@ -13,6 +13,7 @@ from sim.case import (
     AtTime,
     Budget,
     Case,
+    Every,
     Fault,
     Router,
     ServerSettings,
@@ -210,15 +211,10 @@ def arrivals_ns(setting: Setting, load: Lengths, interval: int | None) -> NDArra
 def _ran(
     setting: Setting, load: Lengths, policy: Policy, interval: int | None, chosen: list[int]
 ) -> tuple[Case, Trace]:
-    """A world that had updates until its end: requests that queue for an engine take longer than anyone can foresee."""
-    for times in (1, 4, 16, 64, 256, 1024):
-        case = case_of(setting, load, policy, interval, chosen, times)
-        trace = run_world(case, load_sut(policy.sut))
-        _check_ended(trace)
-        updated_until_ns = len(case.faults) * pace_of(setting, interval).update_ns
-        if interval is None or not setting.with_engine or trace.events[-1].t_ns <= updated_until_ns:
-            return case, trace
-    raise WhatIfError(f"an update every {interval} tokens: the responses do not come to an end")
+    case = case_of(setting, load, policy, interval, chosen)
+    trace = run_world(case, load_sut(policy.sut))
+    _check_ended(trace)
+    return case, trace
 
 
 def _check_ended(trace: Trace) -> None:
@@ -228,11 +224,8 @@ def _check_ended(trace: Trace) -> None:
         raise WhatIfError(f"the world did not come to its end ({reason}): its waste says nothing")
 
 
-def case_of(
-    setting: Setting, load: Lengths, policy: Policy, interval: int | None, chosen: list[int], times: int = 1
-) -> Case:
-    """The world of some responses of a load, with as many weight updates as it can need where nothing queues, and
-    `times` as many."""
+def case_of(setting: Setting, load: Lengths, policy: Policy, interval: int | None, chosen: list[int]) -> Case:
+    """The world of some responses of a load, with weight updates to its end."""
     arrivals = arrivals_ns(setting, load, interval)
     owners: dict[int, int] = {}
     sessions = []
@@ -245,7 +238,7 @@ def case_of(
     return Case(
         budget=setting.budget,
         sessions=tuple(sessions),
-        faults=tuple(_updates(setting, load, policy, interval, int(arrivals[chosen].max()), times)),
+        faults=tuple(_updates(setting, load, policy, interval, int(arrivals[chosen].max()))),
         replicas=setting.replicas,
         server=setting.of_servers,
         router=Router(sticky=policy.sticky),
@@ -261,16 +254,23 @@ def _session(load: Lengths, index: int, arrival_s: float) -> Session:
 
 
 def _updates(
-    setting: Setting, load: Lengths, policy: Policy, interval: int | None, last_arrival_ns: int, times: int
+    setting: Setting, load: Lengths, policy: Policy, interval: int | None, last_arrival_ns: int
 ) -> Iterator[Fault]:
-    """Updates until nothing can be left to decode, however many of them there are."""
+    """Updates until nothing can be left to decode, however many of them there are.
+
+    At a constant rate it is known how many that are, and when. On engines requests queue, and an update may have to
+    wait: there the next one is due an interval after the last one's pause began.
+    """
     if interval is None:
         return
     pace = pace_of(setting, interval)
+    if setting.with_engine:
+        yield _update(setting, policy, Every((pace.update_ns - pace.pause_ns) / NS_PER_S))
+        return
     tokens = setting.budget.context_tokens + load.turns
     idle_ns = load.turns * to_ns(load.tool_time_s) + last_arrival_ns
     decoded_per_update = (pace.update_ns - pace.idle_ns - pace.prefill_ns) // pace.token_ns
-    count = times * (idle_ns // pace.update_ns + -(-tokens // decoded_per_update) + 2)
+    count = idle_ns // pace.update_ns + -(-tokens // decoded_per_update) + 2
     if count > MOST_FAULTS:
         raise WhatIfError(
             f"an update every {interval} tokens makes {count} updates; at most {MOST_FAULTS} are possible"

@@ -22,9 +22,13 @@ from sim.waste.what_if import Comparison, Setting, compare
 
 BASELINE = Path(__file__).with_name("waste_baseline.json")
 POLICIES = ("deferred", "pinned", "partial-off")
+ON_ENGINES = ("deferred", "pinned", "pinned+cache-kept", "pinned+keep", "pinned+keep+cache-kept", "pinned+wait")
+"""Policies that differ in what becomes of the KV, on simulated engines."""
 INTERVALS = (1000, 4000, 16_000)
 COUNT = {"seed": 40, "reasoning": 24, "groups": 64, "tools": 24}
 """Responses of each load: enough for its tail, few enough for the simulator."""
+
+PREFILL = ("recomputed_tokens", "preempted_tokens", "cached_tokens", "stale_kv_tokens")
 
 LEAST_SPEED_UP = 10
 """Computing a load of 10,000 is at least so many times as fast, a response, as simulating one of it."""
@@ -46,15 +50,15 @@ def wasted(comparison: Comparison) -> dict[str, dict[str, dict[str, int]]]:
     for row in comparison.rows:
         tokens = {"decoded": row.waste.decoded.tokens, "kept": row.waste.kept_tokens}
         tokens |= {loss: row.waste.fates[loss].tokens for loss in LOSSES if row.waste.fates[loss].tokens}
-        tokens["recomputed_prefill"] = row.waste.recomputed_tokens
+        tokens |= {count: getattr(row.waste, count) for count in PREFILL if getattr(row.waste, count)}
         found.setdefault(row.policy, {})[str(row.update_tokens)] = tokens
     return found
 
 
-def compared(name: str, *, simulate: bool, count: int | None = None) -> Comparison:
-    chosen = msgspec.structs.replace(setting(name), simulate=simulate)
-    policies = [parse(policy) for policy in POLICIES]
-    return compare(chosen, load(name, count or COUNT[name]), policies, list(INTERVALS))
+def compared(name: str, *, simulate: bool = True, with_engine: bool = False) -> Comparison:
+    chosen = msgspec.structs.replace(setting(name), simulate=simulate, with_engine=with_engine)
+    policies = [parse(policy) for policy in (ON_ENGINES if with_engine else POLICIES)]
+    return compare(chosen, load(name, COUNT[name]), policies, list(INTERVALS))
 
 
 def check(name: str, found: dict[str, Any]) -> None:
@@ -70,17 +74,25 @@ def test_wasted_tokens_as_in_the_baseline(name: str) -> None:
     check(name, wasted(compared(name, simulate=False)))
 
 
+@pytest.mark.parametrize("with_engine", [False, True], ids=["constant-rate", "engines"])
 @pytest.mark.parametrize("name", COUNT)
-def test_the_simulator_on(benchmark: Any, name: str) -> None:
-    found = benchmark.pedantic(lambda: compared(name, simulate=True), rounds=1, warmup_rounds=0)
+def test_the_simulator_on(benchmark: Any, name: str, with_engine: bool) -> None:
+    found = benchmark.pedantic(lambda: compared(name, with_engine=with_engine), rounds=1, warmup_rounds=0)
     tokens = wasted(found)
-    check(name, tokens)
+    check(f"{name} on engines" if with_engine else name, tokens)
     decoded = sum(row.waste.decoded.tokens for row in found.rows)
     benchmark.extra_info |= {
         "responses": COUNT[name] * len(found.rows),
         "decode_tokens_per_s": round(decoded / benchmark.stats["mean"]),
         "wasted_tokens": {
             policy: {interval: row["decoded"] - row["kept"] for interval, row in rows.items()}
+            for policy, rows in tokens.items()
+        },
+        "prefilled_again_tokens": {
+            policy: {
+                interval: row.get("recomputed_tokens", 0) + row.get("preempted_tokens", 0)
+                for interval, row in rows.items()
+            }
             for policy, rows in tokens.items()
         },
     }

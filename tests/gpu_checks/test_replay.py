@@ -11,7 +11,18 @@ from gpu_checks.cases import CORPUS, DEFERRED, OVERRUNS, PINNED, KeptCase, load,
 from gpu_checks.points import Name, Point, Points
 from gpu_checks.real_world import RealLoop
 from gpu_checks.replay import Replay, aimed, replay, run_on_vllm, simulate_again, summary, table
-from sim.case import AfterTokens, AtTime, Budget, Case, ClearSticky, Schedule, ServerSettings, Session
+from sim.case import (
+    AfterTokens,
+    AtTime,
+    Budget,
+    Case,
+    ClearSticky,
+    Every,
+    Schedule,
+    ServerSettings,
+    Session,
+    WeightUpdate,
+)
 from sim.server import FakeRolloutServer
 from sim.sut.interface import Sut
 from sim.sut.registry import load_sut
@@ -132,7 +143,14 @@ def test_a_simulation_that_leaves_the_points_says_where(loop: RealLoop) -> None:
     ("case", "sut_name", "reason"),
     [
         (Case(Budget(8, 8), (Session(1),), (ClearSticky(AtTime(1.0)),)), PINNED, "waits for a time"),
+        (Case(Budget(8, 8), (Session(1),), (WeightUpdate(Every(1.0)),)), PINNED, "waits for a time"),
         (Case(Budget(8, 8), (Session(1),), server=ServerSettings(dialect="sglang")), PINNED, "sglang"),
+        (Case(Budget(8, 8), (Session(1), Session(1, shares_prompt_with=0))), PINNED, "share a prompt"),
+        (
+            Case(Budget(8, 8), (Session(1),), (WeightUpdate(AfterTokens(0, 1), pause_mode="keep"),)),
+            PINNED,
+            "pauses with mode keep",
+        ),
         (Case(Budget(8, 8), (Session(1),)), "reference:deaf-server", "in the simulated server"),
         (Case(Budget(8, 8), (Session(1),), replicas=4), PINNED, "4 replicas"),
         (Case(Budget(8, 8), (Session(1),), schedule=Schedule("random", 1)), PINNED, "order of callbacks"),

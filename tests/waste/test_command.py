@@ -2,7 +2,9 @@
 
 import csv
 import json
+import shlex
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -123,6 +125,25 @@ def test_any_sut_can_be_a_policy():
     assert set(found["policies"]) == {"reference:pinned", "reference:stingy"}
 
 
+def test_real_verl_as_a_policy():
+    """0.8.0 leaves the limit to the server; 0.9.0 and later pin the budget."""
+    pytest.importorskip("verl")
+    found = data(*SEED, "--policy", "verl", "--policy", "verl:plain")
+    release = found["settings"]["suts"]["verl"]
+    tokens = found["policies"]["verl"]
+    pins = not release.startswith("verl==0.8")
+    assert (tokens["decoded"], tokens["kept"]) == ((8192, 8192) if pins else (10104, 8192))
+    assert losses(found["policies"]["verl:plain"]) == {"dropped": 2000}
+
+
+def test_without_verl_its_name_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "verl", None)
+    result = run(*SMALL, "--policy", "verl")
+    assert result.exit_code == 2
+    assert "SUT 'verl' needs the package verl (pip install 'rollcage[verl]')" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_intervals_in_seconds_ranges_and_never():
     found = data("--count", 5, "--update-every", "20s", "--update-every", "1000-4000/4", "--update-every", "never")
     rows = found["policies"]["pinned"]["by_update_interval"]
@@ -139,6 +160,19 @@ def test_a_file_of_ones_own(tmp_path):
     assert found["policies"]["deferred"]["overrun"] == 1912 + 1956
 
 
+def test_the_readme_shows_what_its_command_prints(monkeypatch):
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    section = (root / "README.md").read_text(encoding="utf-8").split("## What would this fix save us?")[1]
+    _, commands, _, shown, *_ = section.split("```")
+    (command,) = [line for line in commands.replace("\\\n", "").splitlines() if "docs/examples" in line]
+    result = run(*shlex.split(command, comments=True)[2:])
+    assert result.exit_code == 0, result.output
+    missing = [line for line in shown.splitlines()[1:] if line not in result.output.splitlines()]
+    assert not missing
+    assert "of 120 responses were cut at 8192: taken not to stop" in result.output
+
+
 def test_a_verl_config(tmp_path):
     config = tmp_path / "verl.yaml"
     config.write_text(
@@ -148,7 +182,10 @@ def test_a_verl_config(tmp_path):
     found = data("--from", config, *SEED)
     assert found["settings"]["budget"] == {"prompt_length": 1024, "response_length": 4096, "max_model_len": 32768}
     assert found["policies"]["deferred"]["overrun"] == 1024 - 136
-    over = data("--from", config, *SEED, "--prompt-length", 512)
+    assert "verl's default" not in run("--from", config, *SEED).output
+    config.write_text("actor_rollout_ref:\n  rollout:\n    name: sglang\n    prompt_length: 1024\n")
+    assert f"(response_length: verl's default, {config} has none)" in run("--from", config, *SEED).output
+    over = data("--from", config, *SEED, "--prompt-length", 512, "--response-length", 4096)
     assert over["policies"]["deferred"]["overrun"] == 512 - 136
     config.write_text(
         "actor_rollout_ref:\n  rollout:\n    prompt_length: ${oc.env:NOT_THERE}\n    response_length: 5\n"
@@ -292,6 +329,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
         (("--policy", "none"), "unknown policy 'none'; known are deferred, pinned, partial-off"),
         (("--policy", "sticky+not-sticky"), "sticky and not-sticky exclude each other"),
         (("--policy", "cache-kept+cache-cleared"), "cache-cleared and cache-kept exclude each other"),
+        (("--policy", "verl+not-sticky"), "verl drives its own balancer"),
         (("--policy", "keep+wait"), "keep and wait exclude each other"),
         (("--policy", "keep+partial-off"), "keep and partial-off exclude each other"),
         (("--policy", "keep", "--dialect", "sglang"), "pause_mode is keep: only vLLM has it"),
@@ -312,6 +350,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
         (("--latency", "roofline:H100:Qwen2.5-7B", "--batch", "4"), "known are A100-SXM-80GB, H100-SXM"),
         (("--latency", "none.csv", "--batch", "4"), "none.csv: cannot be read"),
         (("--latency", "constant:5"), "--latency needs --batch"),
+        (("--latency", "H100"), "H100: is not known"),
         (("--batch", "5"), "need --latency"),
         (("--plot", "waste.pdf"), ".pdf is not known"),
         (("--from", "none.yaml"), "no such file"),

@@ -3,6 +3,7 @@
 import asyncio
 import os
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -227,6 +228,19 @@ def test_the_overrun_sits_deepest():
 
 # The sum rule
 
+
+def updated_otherwise(case, pause_mode, reset):
+    """The case with other weight updates, where those are possible."""
+    faults = []
+    for fault in case.faults:
+        if isinstance(fault, WeightUpdate):
+            possible = case.server.dialect == "vllm" and case.server.engine is not None and not fault.leaving
+            mode = pause_mode if possible else "abort"
+            fault = msgspec.structs.replace(fault, pause_mode=mode, reset_prefix_cache=reset)
+        faults.append(fault)
+    return msgspec.structs.replace(case, faults=tuple(faults))
+
+
 WORLDS = int(os.environ.get("WASTE_WORLDS", "300"))
 """How many random worlds; WASTE_WORLDS=10000 for the long run."""
 
@@ -240,10 +254,12 @@ WORLDS = int(os.environ.get("WASTE_WORLDS", "300"))
     ),
     st.sampled_from([*builtin_names(), RetryingClient, GivingUpClient]),
     st.integers(0, 3),
+    st.sampled_from(("abort", "abort", "keep", "wait")),
+    st.booleans(),
 )
-def test_the_fates_add_up_to_what_was_decoded(case, subject, schedule):
+def test_the_fates_add_up_to_what_was_decoded(case, subject, schedule, pause_mode, reset):
     sut = load_sut(subject) if isinstance(subject, str) else own(subject)
-    case = under_schedules(case)[schedule]
+    case = updated_otherwise(under_schedules(case)[schedule], pause_mode, reset)
     trace = run_world(case, sut)
     waste = waste_of(case, trace)
 
@@ -257,6 +273,7 @@ def test_the_fates_add_up_to_what_was_decoded(case, subject, schedule):
     assert waste.decoded.tokens == sum(tokens for _, tokens in every)
     assert waste.decoded.kv_tokens == sum(sum(range(start, start + tokens)) for start, tokens in every)
     assert waste.wasted.tokens + waste.kept_tokens == waste.decoded.tokens
+    assert waste.stale_kv_tokens == 0 or not reset or subject == "reference:keeps-cache"
     assert all(piece.tokens > 0 and piece.fate in FATES for piece in pieces_of(case, trace))
 
     by_request: dict[int, set[int]] = {}

@@ -49,6 +49,12 @@ def test_the_same_pairs_from_every_kind_of_file(kind, request):
     assert load.note == "2 of 3 responses were cut at 8192: taken not to stop"
 
 
+def test_a_csv_may_begin_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("\ufeffprompt_tokens,response_tokens\n5,6\n", encoding="utf-8")
+    assert lengths.read(path, 100).prompts.tolist() == [5]
+
+
 def test_json_lines_may_be_pairs(tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text("[5, 6]\n\n[7, 8]\n")
@@ -62,11 +68,14 @@ def test_json_lines_may_be_pairs(tmp_path):
         ("a.jsonl", '{"prompt": 4, "response": 5}\n{"prompt": "x", "response": 5}', "a.jsonl:2: the prompt is 'x'"),
         ("a.jsonl", '{"prompt": true, "response": 5}', "the prompt is True"),
         ("a.jsonl", '{"prompt": 4, "response": -5}', "the response is -5"),
-        ("a.jsonl", "nonsense", "a.jsonl:1: not JSON"),
+        ("a.jsonl", "136,8192", "a.jsonl:1: '136,8192' is not JSON (Extra data); each line is an object like {"),
         ("a.jsonl", "3", "neither an object nor a pair"),
         ("a.jsonl", "", "holds no pairs"),
         ("a.csv", "prompt,response\n1.5,2\n", "a.csv:2: the prompt is '1.5'"),
-        ("a.csv", "length\n5\n", "has length"),
+        ("a.csv", "length\n5\n", "a.csv:1: is 'length'; a header line with a column for prompts (prompt_tokens, "),
+        ("a.csv", "136,8192\n92,500\n", "a.csv:1: is '136,8192'; a header line with a column for prompts"),
+        ("a.csv", "prompt_tokens;response_tokens\n5;6\n", "is needed, with commas between them"),
+        ("a.csv", "", "holds no pairs"),
         ("a.parquet", "not parquet", "a.parquet: not a readable Parquet file"),
         ("a.txt", "5,6", ".txt is not known; .jsonl, .csv, .parquet are"),
     ],

@@ -1,10 +1,12 @@
 """Worlds of a load on engines: updates until the end, shared prompts, and how late an update was."""
 
+import msgspec
 import numpy as np
+import pytest
 
 from sim.case import AfterTokens, Budget, Case, EngineSettings, ServerSettings, Session, WeightUpdate
 from sim.sut.registry import load_sut
-from sim.trace import WorldEnded
+from sim.trace import FaultFired, Paused, VersionChanged
 from sim.waste.ledger import mean_update_wait_s
 from sim.waste.lengths import Lengths
 from sim.waste.policies import parse
@@ -14,8 +16,9 @@ from sim.world import run_world
 BUDGET = Budget(100, 400, 600)
 
 
-def setting(**engine):
-    return Setting(budget=BUDGET, with_engine=True, server=ServerSettings(engine=EngineSettings(**engine)))
+def setting(*, submission_gate=True, **engine):
+    server = ServerSettings(submission_gate=submission_gate, engine=EngineSettings(**engine))
+    return Setting(budget=BUDGET, with_engine=True, server=server)
 
 
 def load(count, group=1):
@@ -23,14 +26,25 @@ def load(count, group=1):
 
 
 def test_responses_that_queue_have_updates_to_their_end():
-    """One at a time they take far longer than updates were foreseen for."""
-    policy, queued = parse("cache-kept"), setting(max_num_seqs=1)
-    foreseen = case_of(queued, load(12), policy, 200, list(range(12)))
-    case, trace = _ran(queued, load(12), policy, 200, list(range(12)))
-    end = trace.events[-1]
-    assert isinstance(end, WorldEnded)
-    update_ns = pace_of(queued, 200).update_ns
-    assert len(foreseen.faults) * update_ns < end.t_ns <= len(case.faults) * update_ns
+    """One at a time they take far longer than updates were foreseen for at a constant rate."""
+    policy, queued = parse("cache-kept"), setting(submission_gate=False, max_num_seqs=1)
+    beside = msgspec.structs.replace(queued, with_engine=False)
+    foreseen = case_of(beside, load(12), parse("pinned"), 200, list(range(12)))
+    _, trace = _ran(queued, load(12), policy, 200, list(range(12)))
+    updates_ns = [event.t_ns for event in trace.events if isinstance(event, VersionChanged)]
+    assert len(updates_ns) > len(foreseen.faults)
+    assert trace.events[-1].t_ns - updates_ns[-1] <= pace_of(queued, 200).update_ns
+
+
+@pytest.mark.parametrize("name", ["cache-cleared", "keep", "wait"])
+def test_updates_on_engines_come_an_interval_after_the_last_pause_began(name):
+    _, trace = _ran(setting(), load(12), parse(name), 200, list(range(12)))
+    paused_ns = [event.t_ns for event in trace.events if isinstance(event, Paused)]
+    asked_ns = [event.t_ns for event in trace.events if isinstance(event, FaultFired)]
+    interval_ns = pace_of(setting(), 200).update_ns
+    assert [asked - paused for paused, asked in zip(paused_ns, asked_ns[1:], strict=False)] == [interval_ns] * (
+        len(asked_ns) - 1
+    )
 
 
 def test_a_group_arrives_at_once_and_shares_its_prompt():
