@@ -34,10 +34,10 @@ def measure(benchmark: Any, sizes: list[Size]) -> list[Cost]:
     costs: list[Cost] = []
     benchmark.pedantic(lambda: costs.extend(map(run, sizes)), rounds=1)
     for size, cost in zip(sizes, costs, strict=True):
-        per_request_us = 1e6 * cost.cpu_s / size.requests
+        cpu_us = 1e6 * cost.cpu_s
         figures = (
-            f"{size.requests:,} requests on {size.replicas}: {cost.cpu_s:.2f} s of CPU, {per_request_us:.0f} µs a request, "
-            f"{1e6 * cost.cpu_s / cost.requests:.0f} µs an attempt, {cost.decoded_tokens / cost.cpu_s / 1e6:.1f}M decode "
+            f"{size.requests:,} requests on {size.replicas}: {cost.cpu_s:.2f} s of CPU, {cpu_us / size.requests:.0f} µs "
+            f"a request, {cpu_us / cost.requests:.0f} µs an attempt, {cost.decoded_tokens / cpu_us:.1f}M decode "
             f"tokens/s, {cost.most_memory_mb:.0f} MB"
         )
         benchmark.extra_info[f"{size.requests} on {size.replicas}"] = figures
