@@ -253,6 +253,7 @@ def _hunt_one(
     """Searches the worlds of each strategy that the kinds need, the bounds shared out among them."""
     from sim.invariants import numbers_of
     from sim.search.campaign import Bounds, Campaign, run_campaign
+    from sim.search.classics import classic_cases
     from sim.search.compare import DIFFERS
     from sim.search.compare import against as compare_against
     from sim.search.strategies import STRATEGIES
@@ -276,7 +277,10 @@ def _hunt_one(
             numbers = numbers_of(group) if only is None else (only,)
             if compare is not None:
                 numbers = (DIFFERS,)
-            part = run_campaign(sut, strategy(**options), numbers, seed, bounds, progress, compare, stop=stop)
+            classics = classic_cases(group, **options)
+            part = run_campaign(
+                sut, strategy(**options), numbers, seed, bounds, progress, compare, stop=stop, classics=classics
+            )
             whole.add(part)
             if part.interrupted or part.breakdown is not None or (compare is not None and part.finds):
                 break
