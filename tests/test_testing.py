@@ -41,15 +41,17 @@ def properties(pytester, monkeypatch):
     # Installed, the plugin loads by itself, and twice would be an error.
     plugin = () if entry_points(group="pytest11", name="rollcage") else ("-p", "sim.testing")
 
-    def run(*arguments):
-        return pytester.runpytest_subprocess(*plugin, "properties", "-rs", "-v", *arguments)
+    def run(*arguments, process_of_its_own=False):
+        """A process of its own takes a second to start: one is enough to show that nothing here hides."""
+        start = pytester.runpytest_subprocess if process_of_its_own else pytester.runpytest_inprocess
+        return start(*plugin, "properties", "-rs", "-v", *arguments)
 
     return run
 
 
 def test_a_clean_factory_passes_and_nothing_of_its_own_is_skipped(properties):
     """Without a verdict of its own it may violate what the known-good client violates (a trajectory's budget)."""
-    result = properties("--sut", "plugged:clean", "--worlds", "20")
+    result = properties("--sut", "plugged:clean", "--worlds", "20", process_of_its_own=True)
     assert result.ret == 0
     result.assert_outcomes(passed=len(FEW) + 2, skipped=result.parseoutcomes()["skipped"])
     skips = [line for line in result.outlines if line.startswith("SKIPPED")]
