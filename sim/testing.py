@@ -62,7 +62,8 @@ def search(
 ) -> "Campaign":
     """Searches `worlds` worlds for violations of a kind (or of the given invariants); the same finds every time.
 
-    The kind's classic worlds are the first of them; without `classics` all are drawn. Violations that are `known` are counted and not reported. Raises what the harness or the SUT's factory raises.
+    The kind's classic worlds are the first of them; without `classics` all are drawn. Violations that are `known` are
+    counted and not reported. Raises what the harness or the SUT's factory raises.
     """
     from sim.case import dumps
     from sim.invariants import numbers_of

@@ -2,7 +2,7 @@
 
 Operating rules:
 - First come the classic worlds, if any are given: they count as searched, and what they show is shrunk part by part.
-- Then Hypothesis draws the world; each is run under several schedules, and every `TWICE_EVERY`-th run is done twice (D1).
+- Then Hypothesis draws the world; each is run under several schedules. Every `TWICE_EVERY`-th run is done twice (D1).
 - An invariant is reported once a SUT. When a new one breaks, Hypothesis shrinks that violation before the search goes
   on, for at most `MOST_SHRINK_WORLDS` worlds (a race: `MOST_RACE_WORLDS`) and `MOST_SHRINK_STEPS` callbacks; then its
   schedule, and its case part by part.
