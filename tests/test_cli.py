@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sim import corpus, watchdog
+from sim import cli, corpus, watchdog
 from sim.case import Budget, Case, Session
 from sim.cli import main
 from sim.invariants import INVARIANTS
@@ -129,7 +129,8 @@ def test_the_same_seed_finds_the_same_in_processes_with_other_hash_seeds():
     assert outputs[0]["suts"]["reference:deferred"]["violations"]
 
 
-def test_the_demonstration_catches_the_bad_one_clears_the_good_one_and_succeeds():
+def test_the_demonstration_catches_the_bad_one_clears_the_good_one_and_succeeds(monkeypatch):
+    monkeypatch.setattr(cli, "_DEMONSTRATION_WORLDS", 400)
     code, out, _ = rollcage("hunt")
     assert code == 0
     assert "reference:deferred: B1" in out

@@ -27,7 +27,7 @@ def test_a_planted_bug_is_found_in_a_drawn_world_which_shrinks_by_its_parts(name
     """Without Hypothesis's shrinking, which tests/search/ holds to more: what is taken apart must do by itself."""
     monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 0)
     monkeypatch.setattr(campaign_module, "MOST_RACE_WORLDS", 0)
-    monkeypatch.setattr(shrink_module, "MOST_RUNS", 200)
+    monkeypatch.setattr(shrink_module, "MOST_RUNS", 150)
     planted, sut = PLANTED[name], load_sut(f"reference:{name}")
     number = planted.invariant
     kind = INVARIANTS[number].kind

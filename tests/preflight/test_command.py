@@ -123,7 +123,7 @@ def test_dated_rules_say_so() -> None:
     assert "active-above-seqs (config; from vllm 0.31 on; vllm==0.32)" in run(*flags).stdout
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(
     st.lists(
         st.sampled_from(("--max-model-len", "rollout.max_model_len", "vllm", "serve", "--from", "-1", "--json"))

@@ -7,6 +7,7 @@ import pytest
 from sim.case import dumps
 from sim.invariants import INVARIANTS, judge, numbers_of
 from sim.search import campaign as campaign_module
+from sim.search import shrink as shrink_module
 from sim.search.campaign import Bounds, run_campaign
 from sim.search.strategies import response_cases, routing_cases
 from sim.sut.interface import Sut, SutError
@@ -36,7 +37,8 @@ def numbers(campaign):
 @pytest.fixture
 def short_shrinks(monkeypatch):
     """Where it does not matter how small a find becomes."""
-    monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 160)
+    monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 80)
+    monkeypatch.setattr(shrink_module, "MOST_RUNS", 40)
 
 
 def test_a_clean_client_is_clean_and_gets_the_worlds_that_were_asked_for():
@@ -111,7 +113,7 @@ def test_a_campaign_bounded_by_worlds_asks_no_clock_when_to_stop(monkeypatch, sh
 
 
 def test_a_client_that_polls_for_ever_does_not_take_shrinking_with_it(monkeypatch):
-    monkeypatch.setattr(campaign_module, "MOST_SHRINK_STEPS", 250_000)
+    monkeypatch.setattr(campaign_module, "MOST_SHRINK_STEPS", 150_000)
 
     class Polling(PinnedClient):
         async def generate(self, request_id, **kwargs):
@@ -120,22 +122,22 @@ def test_a_client_that_polls_for_ever_does_not_take_shrinking_with_it(monkeypatc
             while True:
                 await asyncio.sleep(0)
 
-    campaign = hunt(sut(Polling), ("V1",), worlds=4)
+    campaign = hunt(sut(Polling), ("V1",), worlds=1)
     assert numbers(campaign) == ["V1"]
-    assert campaign.shrink_worlds <= 8
+    assert campaign.shrink_worlds <= 4
 
 
-def test_a_request_to_stop_ends_it_with_what_it_has():
+def test_a_request_to_stop_ends_it_with_what_it_has(short_shrinks):
     asked = []
 
     def stop():
         asked.append(0)
-        return len(asked) > 400
+        return len(asked) > 200
 
     campaign = hunt(DEFERRED, worlds=10_000, stop=stop)
     assert campaign.interrupted
     assert campaign.finds
-    assert campaign.worlds < 400
+    assert campaign.worlds < 200
 
 
 def test_an_interrupt_in_the_middle_of_shrinking_loses_nothing():

@@ -7,6 +7,7 @@ import pytest
 from sim.case import Case, Session, Turn
 from sim.invariants import INVARIANTS, KINDS, judge
 from sim.invariants.harness import check_same_digest
+from sim.search import campaign as campaign_module
 from sim.search.campaign import Bounds, run_campaign
 from sim.search.classics import CLASSICS, classic_cases
 from sim.search.compare import DIFFERS, against
@@ -90,7 +91,8 @@ def test_the_known_good_client_is_clean_in_all_of_them(most_turns):
 
 
 @pytest.mark.parametrize("bug", PLANTED)
-def test_every_planted_bug_is_caught_before_a_world_is_drawn(bug):
+def test_every_planted_bug_is_caught_before_a_world_is_drawn(bug, monkeypatch):
+    monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 0)
     number = PLANTED[bug].invariant
     kind = INVARIANTS[number].kind
     worlds = 4 * len(classic_cases([kind]))
