@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from traceback import StackSummary
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -377,6 +378,8 @@ class Trace:
         self.events: list[Event] = []
         self.add: Callable[[Event], None] = self.events.append
         """Takes an event, unless the trace is sealed."""
+        self.raised: dict[tuple[int, int], StackSummary] = {}
+        """Where the exception of a call came from, by (session, turn). No event: it differs from machine to machine."""
         self._sessions = sessions
         self._derived: dict[Any, Any] = {}
 

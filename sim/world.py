@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from traceback import StackSummary, walk_tb
 from typing import Any, cast
 
 from msgspec import UNSET
@@ -105,6 +106,8 @@ class _ObservedClient:
             self._end(session, turn, before, sampling_params, outcome="cancelled")
             raise
         except Exception as error:
+            stack = StackSummary.extract(walk_tb(error.__traceback__), lookup_lines=False)
+            self._trace.raised[session, turn] = StackSummary.from_list(stack[1:])  # without this frame
             self._end(session, turn, before, sampling_params, outcome="error", error=spelled(error))
             raise
         return output
