@@ -147,12 +147,25 @@ def test_against_names_where_two_clients_differ_and_stops_there():
     assert code == 1
     assert found["invariant"] == "differs"
     assert "on reference:pinned" in found["message"]
+    text = rollcage("hunt", "--sut", "reference:deferred", "--against", CLEAN, "--worlds", 40, "--seed", 1)[1]
+    assert text.startswith("reference:deferred: differs from reference:pinned  (1 world, ")
+    assert "The two clients do not do the same in this world" in text
+    same = rollcage("hunt", "--sut", CLEAN, "--against", CLEAN, "--worlds", 8, "--seed", 1)
+    assert (same[0], same[1].split("  (")[0]) == (0, f"{CLEAN}: does the same as {CLEAN}")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("hunt", "--sut", "reference:nonsense"), "unknown SUT 'reference:nonsense'; known are reference:pinned"),
+        (
+            ("hunt", "--sut", "reference:nonsense"),
+            "unknown SUT 'reference:nonsense'\n  the known-good client: reference:pinned\n",
+        ),
+        (("hunt", "--sut", "reference:pined"), "unknown SUT 'reference:pined'; did you mean reference:pinned?\n"),
+        (("hunt", "--sut", "stuck-gate"), "did you mean reference:stuck-gate?\n"),
+        (("hunt", "--seconds", "60s"), "'60s' is not a number of seconds; did you mean 60?"),
+        (("hunt", "--seconds", "2 min"), "did you mean 120?"),
+        (("hunt", "--kind", "config"), "C1, C2 and C3 are about start-up"),
         (("hunt", "--sut", "no_such_module:build"), "'no_such_module' cannot be imported"),
         (("hunt", "--sut", "json:nothing"), "'nothing' in 'json' does not exist"),
         (("hunt", "--sut", CLEAN, "--against", "reference:nonsense"), "unknown SUT"),

@@ -4,6 +4,7 @@ The only way to ask for a time is `DecodeLatency`. It is affine in what it is gi
 follows from two sums, their number and their depths (`sim.waste.ledger.Tally`), whatever their order.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,7 +63,9 @@ def parse(text: str) -> DecodeLatency:
             return Affine(round(numbers[0] * 1e6), round(numbers[1] * PS_PER_NS))
         raise ValueError
     except ValueError:
+        bare = re.sub(r"(?<=\d)\s*[mn]s", "", text)
         raise LatencyError(
             f"--latency {text}: known are constant:MS (a step takes MS milliseconds) and affine:MS,NS (and NS "
             f"nanoseconds more for each cached token that it reads)"
+            + (f"; did you mean {bare}?" if bare != text else "")
         ) from None
