@@ -35,7 +35,7 @@ def used_before_tokens(case: Case, trace: Trace, session: int, turn: TurnRecord)
     return turn.started.prompt_tokens - trace.ledger.sessions[session].turns[0].started.prompt_tokens
 
 
-MOST_GRANTS_SPELLED = 12
+MOST_GRANTS_SPELLED = 8
 """A message is read as a line."""
 
 
