@@ -186,7 +186,7 @@ def test_csv(tmp_path):
     "arguments", [SEED, SMALL, (*SMALL[:2], "--update-every", "never")], ids=["one", "load", "never"]
 )
 def test_plots(tmp_path, suffix, arguments):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs the extra plots (pip install 'rollcage[plots]')")
     path = tmp_path / f"waste.{suffix}"
     result = run(*arguments, "--plot", path)
     assert result.exit_code == 0, result.output
