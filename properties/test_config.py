@@ -188,7 +188,7 @@ def own() -> SimpleNamespace:
         release = installed.release()
     except PreflightError:
         pytest.skip(
-            "verl's own _validate_configs is held against preflight where verl is installed (pip install 'rollcage[verl]')"
+            "preflight is held against verl's _validate_configs where verl is installed (pip install 'rollcage[verl]')"
         )
     utils = pytest.importorskip("verl.workers.rollout.utils", reason="verl cannot be imported here")
     config = pytest.importorskip("verl.workers.config", reason="verl cannot be imported here")

@@ -197,7 +197,7 @@ def test_a_fault_of_the_harness_while_shrinking_does_not_lose_the_find(monkeypat
     real = campaign_module.judge
 
     def judge_for_a_while(*args):
-        if next(runs) == 400:
+        if next(runs) == 150:
             raise ZeroDivisionError
         return real(*args)
 
