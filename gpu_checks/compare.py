@@ -18,7 +18,7 @@ def figures(case: Case, trace: Trace, answers: Mapping[RequestKey, Answer]) -> F
 
 
 def _figures(case: Case, trace: Trace, answers: Mapping[RequestKey, Answer]) -> Iterator[tuple[str, Any]]:
-    for index, session in enumerate(trace.ledger.sessions):
+    for index, session in trace.ledger.sessions.items():
         for turn in session.turns:
             where = f"session {index} turn {turn.started.turn}"
             yield f"{where}: prompt tokens", turn.started.prompt_tokens

@@ -7,14 +7,14 @@ taken from the observation, and how far an aborted request had come.
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from gpu_checks.points import Answer, Leader, Points, RequestKey, key_of, note_answer
 from gpu_checks.real_world import SeededChoices, message_point
 from sim.case import Case, Schedule
-from sim.decode import Burst, DecodeEngine, Left, Moment
+from sim.decode import Burst, DecodeEngine, Left, Moment, Stale
 from sim.engine import Engine, EngineConfig
 from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
@@ -52,10 +52,16 @@ class HoldingEngine:
         self._finish: dict[int, Any] = {}
 
     def add(
-        self, now_ns: int, request: int, prompt_ids: Sequence[int], max_tokens: int, stop_after: int | None
+        self,
+        now_ns: int,
+        request: int,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        stop_after: int | None,
+        output_base: int | None = None,
     ) -> None:
         del now_ns
-        self._engine.add(self._now_ns, request, prompt_ids, max_tokens, stop_after)
+        self._engine.add(self._now_ns, request, prompt_ids, max_tokens, stop_after, output_base)
         self._decoded[request] = self._shown[request] = 0
         self._run_engine()
 
@@ -73,8 +79,8 @@ class HoldingEngine:
         del self._shown[request]
         return Left(0, None)
 
-    def pause(self, now_ns: int) -> None:
-        del now_ns
+    def pause(self, now_ns: int, mode: Literal["wait", "keep"] = "wait") -> None:
+        del now_ns, mode
         self._engine.pause(self._now_ns)
 
     def resume(self, now_ns: int) -> None:
@@ -85,12 +91,12 @@ class HoldingEngine:
     def step_end_ns(self, now_ns: int) -> None:
         """It is between steps, always."""
 
-    def reset_prefix_cache(self) -> bool:
-        return self._engine.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        return self._engine.reset_prefix_cache(reset_running_requests)
 
-    def set_weight_version(self, version: int) -> int:
+    def set_weight_version(self, version: int) -> Stale:
         self._engine.set_weight_version(version)
-        return 0
+        return Stale(0, 0)
 
     stuck: str | None = None
 

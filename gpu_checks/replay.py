@@ -13,7 +13,7 @@ from gpu_checks.engines import RealEngines
 from gpu_checks.led_world import LedWorld
 from gpu_checks.points import Points
 from gpu_checks.real_world import RealLoop, RealWorld
-from sim.case import AfterTokens, AtTime, Case
+from sim.case import AfterTokens, AtTime, Case, Every, WeightUpdate
 from sim.server import FakeRolloutServer
 from sim.sut.interface import Sut
 from sim.trace import Trace
@@ -57,8 +57,10 @@ def why_not_expressible(case: Case, sut: Sut, engines: RealEngines) -> str | Non
     if sut.server_class is not FakeRolloutServer:
         return f"the bug of {sut.name} is in the simulated server"
     for index, fault in enumerate(case.faults):
-        if isinstance(fault.at, AtTime):
+        if isinstance(fault.at, AtTime | Every):
             return f"fault {index} waits for a time ({fault.at.time_s:g} s), not for an event"
+        if isinstance(fault, WeightUpdate) and fault.pause_mode != "abort":
+            return f"fault {index} pauses with mode {fault.pause_mode}, and verl's servers abort"
     if case.schedule.policy != "fifo":
         return f"it needs its own order of callbacks (schedule {case.schedule.policy})"
     if case.replicas > engines.settings.replicas_max:
@@ -177,7 +179,7 @@ def _decoded_tokens(trace: Trace) -> int:
 def overshoot_tokens(case: Case, trace: Trace) -> int:
     """How many tokens past its trigger a session was when it was cut off; the most over all triggers by tokens."""
     most = 0
-    for session in range(len(case.sessions)):
+    for session in range(case.num_sessions):
         wanted = sorted({f.at.tokens for f in case.faults if isinstance(f.at, AfterTokens) and f.at.session == session})
         total = 0
         for attempt in trace.ledger.attempts:

@@ -58,15 +58,19 @@ SERVERS = (LosesATokenAtAnAbort, KeepsItsOldVersion, RefusesInsteadOfParking, Fo
 class OneTokenMore(TimedEngine):
     """Goes one token past its limit."""
 
-    def add(self, now_ns: int, request: int, prompt_ids: Any, max_tokens: int, stop_after: int | None) -> None:
-        super().add(now_ns, request, prompt_ids, max_tokens + 1, stop_after)
+    def add(
+        self, now_ns: int, request: int, prompt_ids: Any, max_tokens: int, stop_after: Any, base: Any = None
+    ) -> None:
+        super().add(now_ns, request, prompt_ids, max_tokens + 1, stop_after, base)
 
 
 class LengthBeforeStop(TimedEngine):
     """Calls a stop on the last token a length."""
 
-    def add(self, now_ns: int, request: int, prompt_ids: Any, max_tokens: int, stop_after: int | None) -> None:
-        super().add(now_ns, request, prompt_ids, max_tokens, None if stop_after == max_tokens else stop_after)
+    def add(
+        self, now_ns: int, request: int, prompt_ids: Any, max_tokens: int, stop_after: Any, base: Any = None
+    ) -> None:
+        super().add(now_ns, request, prompt_ids, max_tokens, None if stop_after == max_tokens else stop_after, base)
 
 
 def _grants(difference: int) -> Callable[..., Grant]:

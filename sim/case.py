@@ -22,6 +22,7 @@ FORMAT: Literal[1] = 1
 MAX_TOKENS = 10_000_000
 MAX_TIME_S = 1e7
 MAX_REPLICAS = 1024
+MAX_REPEAT = 1_000_000
 
 Tokens: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 PositiveTokens: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
@@ -216,13 +217,19 @@ class Turn(_Data, frozen=True):
 
 
 class Session(_Data, frozen=True):
-    """The turns of one request_id. `shares_params_with`: the session whose sampling-params object this one reuses."""
+    """The turns of one request_id.
+
+    `shares_params_with`: the session whose sampling-params object this one reuses. `shares_prompt_with`: the session
+    whose first prompt is this one's too, token for token as far as both go, so that one finds the other's KV in a
+    prefix cache; what the model answers is each one's own.
+    """
 
     prompt_tokens: PositiveTokens
     turns: Annotated[tuple[Turn, ...], Meta(min_length=1)] = (Turn(),)
     arrival_s: Seconds = 0.0
     limit: Limit | None = None
     shares_params_with: Index | None = None
+    shares_prompt_with: Index | None = None
 
 
 class AtTime(_Data, frozen=True, tag_field="on", tag="time"):
@@ -245,7 +252,16 @@ class AfterSent(_Data, frozen=True, tag_field="on", tag="sent"):
     requests: Annotated[int, Meta(ge=1, le=100_000)]
 
 
-When: TypeAlias = AtTime | AfterTokens | AfterSent
+class Every(_Data, frozen=True, tag_field="on", tag="every"):
+    """Again and again until all sessions have ended: first after `time_s`, then `time_s` after the last was over."""
+
+    time_s: Annotated[float, Meta(gt=0, le=MAX_TIME_S)]
+
+
+When: TypeAlias = AtTime | AfterTokens | AfterSent | Every
+
+
+PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
 
 
 class WeightUpdate(_Data, frozen=True, tag_field="fault", tag="weight_update"):
@@ -254,12 +270,15 @@ class WeightUpdate(_Data, frozen=True, tag_field="fault", tag="weight_update"):
     `leaving`: replicas that leave the balancer first and reject what still arrives, then are added again and the
     sticky cache is cleared (the hybrid replicas of verl's separate-async trainer). Empty: its colocated trainer.
     `reset_prefix_cache`: whether the abort clears the prefix cache, as verl has it.
+    `pause_mode`: vLLM's. `abort` is what verl does; with `wait` the replicas run what they have to its end first, with
+    `keep` they freeze it and go on with the new weights, having computed its KV anew if `reset_prefix_cache`.
     """
 
     at: When
     pause_s: Seconds = 1.0
     leaving: tuple[Index, ...] = ()
     reset_prefix_cache: bool = True
+    pause_mode: PauseMode = "abort"
 
 
 class AbortAll(_Data, frozen=True, tag_field="fault", tag="abort_all"):
@@ -335,7 +354,12 @@ class Schedule(_Data, frozen=True):
 
 
 class Case(_Data, frozen=True):
-    """One world, whole. See the module's docstring; fields left out of the JSON take the defaults shown here."""
+    """One world, whole. See the module's docstring; fields left out of the JSON take the defaults shown here.
+
+    `repeat`: the sessions are run so many times over, each time as new ones; a session's number counts on.
+    `max_concurrent_sessions`: a session begins when fewer than so many live, in the order of their numbers, and its
+    `arrival_s` counts from then. Null: all live from the start.
+    """
 
     budget: Budget
     sessions: Annotated[tuple[Session, ...], Meta(min_length=1)]
@@ -347,7 +371,17 @@ class Case(_Data, frozen=True):
     partial_rollout: bool = True
     seed: Seed = 0
     schedule: Schedule = Schedule()
+    repeat: Annotated[int, Meta(ge=1, le=MAX_REPEAT)] = 1
+    max_concurrent_sessions: Annotated[int, Meta(ge=1)] | None = None
     format: Literal[1] = FORMAT
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self.sessions) * self.repeat
+
+    def session(self, index: int) -> Session:
+        """The session of that number."""
+        return self.sessions[index % len(self.sessions)]
 
     def __post_init__(self) -> None:
         context_tokens = self.budget.context_tokens
@@ -370,23 +404,39 @@ class Case(_Data, frozen=True):
                     f"({context_tokens} tokens, budget.max_model_len)"
                 )
             _check_shared_params(i, session, self.sessions)
+            _check_shared_prompt(i, session, self.sessions)
+            if self.repeat > 1 and session.shares_params_with is not None and self.transport.objects == "shared":
+                raise CaseError(
+                    f"repeat is {self.repeat}: it excludes sessions[{i}].shares_params_with where transport.objects are"
+                    f" shared, since repeated sessions are judged one by one"
+                )
         for i, fault in enumerate(self.faults):
             self._check_fault(f"faults[{i}]", fault)
         if self.schedule.deviations and self.schedule.policy != "explicit":
             raise CaseError(f"schedule.deviations need schedule.policy explicit, not {self.schedule.policy}")
 
     def _check_fault(self, where: str, fault: Fault) -> None:
-        named = [(f"{where}.session", getattr(fault, "session", None), len(self.sessions), "session")]
+        named = [(f"{where}.session", getattr(fault, "session", None), self.num_sessions, "session")]
         named.append((f"{where}.replica", getattr(fault, "replica", None), self.replicas, "replica"))
-        if not isinstance(fault.at, AtTime):
-            named.append((f"{where}.at.session", fault.at.session, len(self.sessions), "session"))
+        if isinstance(fault.at, AfterTokens | AfterSent):
+            named.append((f"{where}.at.session", fault.at.session, self.num_sessions, "session"))
         if isinstance(fault, WeightUpdate):
             named.extend((f"{where}.leaving", replica, self.replicas, "replica") for replica in fault.leaving)
             if len(set(fault.leaving)) >= self.replicas:
                 raise CaseError(f"{where}.leaving names all {self.replicas} replicas: at least one must stay")
+            if fault.pause_mode != "abort":
+                self._check_pause_mode(f"{where}.pause_mode is {fault.pause_mode}", fault)
         for path, index, count, what in named:
             if index is not None and index >= count:
                 raise CaseError(f"{path} is {index}: there is no such {what}, allowed are 0 to {count - 1}")
+
+    def _check_pause_mode(self, where: str, fault: WeightUpdate) -> None:
+        if self.server.dialect != "vllm":
+            raise CaseError(f"{where}: only vLLM has it, and server.dialect is {self.server.dialect}")
+        if self.server.engine is None:
+            raise CaseError(f"{where}: it needs an engine that can be paused, and server.engine is null")
+        if fault.leaving:
+            raise CaseError(f"{where}: replicas in leaving abort what they have, so only abort is allowed with them")
 
 
 def _check_shared_params(i: int, session: Session, sessions: tuple[Session, ...]) -> None:
@@ -401,15 +451,26 @@ def _check_shared_params(i: int, session: Session, sessions: tuple[Session, ...]
         raise CaseError(f"sessions[{i}].shares_params_with is {lender}, which itself shares another session's params")
 
 
+def _check_shared_prompt(i: int, session: Session, sessions: tuple[Session, ...]) -> None:
+    owner = session.shares_prompt_with
+    if owner is None:
+        return
+    if owner >= i:
+        raise CaseError(f"sessions[{i}].shares_prompt_with is {owner}: it must name an earlier session (below {i})")
+    if sessions[owner].shares_prompt_with is not None:
+        raise CaseError(f"sessions[{i}].shares_prompt_with is {owner}, which itself shares another session's prompt")
+
+
 def params_owner(case: Case, session: int) -> int:
     """The session whose sampling-params object `session` uses."""
-    lender = case.sessions[session].shares_params_with
-    return session if lender is None else lender
+    place = session % len(case.sessions)
+    lender = case.sessions[place].shares_params_with
+    return session if lender is None else session - place + lender
 
 
 def explicit_limit(case: Case, session: int) -> Limit | None:
     """The limit in the sampling params that `session` uses."""
-    return case.sessions[params_owner(case, session)].limit
+    return case.session(params_owner(case, session)).limit
 
 
 _decoder = msgspec.json.Decoder(Case)

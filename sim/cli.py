@@ -18,7 +18,9 @@ import click
 from sim.durations import Seconds
 
 if TYPE_CHECKING:
+    from sim.case import Case
     from sim.corpus import Entry, Replay
+    from sim.rolling import RollingTrace
     from sim.search.campaign import Campaign
     from sim.sut.interface import Sut
 
@@ -510,27 +512,61 @@ def show(path: Path, name: str | None, timeline: Path | None, html: Path | None,
     from sim.report import explain
     from sim.world import World
 
+    told: str | dict[str, Any]
     with _guarded():
         entry = corpus.read(path)
         sut = _load_suts((name,))[0] if name is not None else _builtins_with_verdict(entry)[0]
-        world = World(entry.case, sut)
-        trace = world.run()
-        violations = corpus.violations(entry.case, sut)
-        if timeline is not None:
-            from sim.report.timeline import timeline as laid_out
+        if entry.case.repeat > 1 and (timeline is not None or html is not None):
+            raise click.UsageError(
+                f"--timeline and --html need a world that is kept whole; this case repeats its sessions "
+                f"{entry.case.repeat} times"
+            )
+        if entry.case.repeat > 1:
+            rolling, interrupted = _run_large(entry.case, sut)
+            if as_json:
+                told = explain.large_as_json(sut, rolling)
+            else:
+                told = explain.large_report(entry.case, sut, rolling.findings)
+        else:
+            world = World(entry.case, sut)
+            trace, interrupted = world.run(), False
+            violations = corpus.violations(entry.case, sut)
+            if timeline is not None:
+                from sim.report.timeline import timeline as laid_out
 
-            _write_text(timeline, json.dumps(laid_out(entry.case, trace)))
-        if html is not None:
-            from sim.report.page import Subject, page
+                _write_text(timeline, json.dumps(laid_out(entry.case, trace)))
+            if html is not None:
+                from sim.report.page import Subject, page
 
-            subject = Subject(path.stem, entry.origin, entry.case, sut, trace, violations, world.deviations)
-            _write_text(html, page(subject))
-    if as_json:
-        click.echo(json.dumps(explain.as_json(sut, trace, violations)))
-        return
-    if entry.origin:
-        click.echo(f"{path.name}: {entry.origin}\n")
-    click.echo(explain.world_report(entry.case, sut, trace, violations))
+                subject = Subject(path.stem, entry.origin, entry.case, sut, trace, violations, world.deviations)
+                _write_text(html, page(subject))
+            if as_json:
+                told = explain.as_json(sut, trace, violations)
+            else:
+                told = explain.world_report(entry.case, sut, trace, violations)
+    if isinstance(told, dict):
+        click.echo(json.dumps(told))
+    else:
+        if entry.origin:
+            click.echo(f"{path.name}: {entry.origin}\n")
+        click.echo(told)
+    sys.exit(INTERRUPTED if interrupted else 0)
+
+
+def _run_large(case: "Case", sut: "Sut") -> "tuple[RollingTrace, bool]":
+    """Runs a world that is judged while it runs; also whether it was interrupted. Then the trace has what was judged
+    by then."""
+    from sim.rolling import RollingTrace
+    from sim.world import World
+
+    trace = RollingTrace(case)
+    with _progress(sut.key, case.num_sessions, None) as tick:
+        trace.read = lambda _: tick(trace.findings.sessions, 0.0)
+        try:
+            World(case, sut, trace=trace).run()
+        except KeyboardInterrupt:
+            return trace, True
+    return trace, False
 
 
 if __name__ == "__main__":

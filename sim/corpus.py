@@ -18,6 +18,7 @@ from sim.case import Case, CaseError, explained, plain_json, to_builtins
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.harness import check_same_digest
 from sim.invariants.interface import Violation
+from sim.rolling import run_rolling
 from sim.sut.interface import Sut
 from sim.world import run_world
 
@@ -142,7 +143,11 @@ def file_name(invariant: str, sut_key: str, digest: str) -> str:
 
 
 def violations(case: Case, sut: Sut) -> list[Violation]:
-    """Everything that a SUT violates in a case, D1 included: the case is run twice."""
+    """Everything that a SUT violates in a case, D1 included: the case is run twice. Of a case that repeats its sessions
+    the first violations of each invariant."""
+    if case.repeat > 1:
+        rolled = run_rolling(case, sut)
+        return rolled.findings.violations + check_same_digest(rolled, run_rolling(case, sut))
     trace = run_world(case, sut)
     return judge(case, trace) + check_same_digest(trace, run_world(case, sut))
 

@@ -42,6 +42,13 @@ class Left(NamedTuple):
     prefill: Prefill | None
 
 
+class Stale(NamedTuple):
+    """What running requests hold of KV that weights older than the present computed."""
+
+    requests: int
+    kv_tokens: int
+
+
 class Moment(NamedTuple):
     """When an engine has to be called next: `advance` and, if it is the `last` thing at that instant, `start`."""
 
@@ -53,9 +60,16 @@ class DecodeEngine(Protocol):
     """The engine behind a server."""
 
     def add(
-        self, now_ns: int, request: int, prompt_ids: Sequence[int], max_tokens: int, stop_after: int | None
+        self,
+        now_ns: int,
+        request: int,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        stop_after: int | None,
+        output_base: int | None = None,
     ) -> None:
-        """Takes a request that ends after `max_tokens` (length), or `stop_after` (stop) if that is not later."""
+        """Takes a request that ends after `max_tokens` (length), or `stop_after` (stop) if that is not later.
+        `output_base`: the id of its first output token; None: they count on from the prompt."""
 
     def watch(self, request: int, tokens: int) -> None:
         """Makes the moment when `request` has decoded `tokens` one at which `next_moment` stops, if that is to come.
@@ -64,8 +78,9 @@ class DecodeEngine(Protocol):
     def abort(self, request: int) -> Left:
         """Forgets a request, right after a `flush`."""
 
-    def pause(self, now_ns: int) -> None:
-        """Admits nothing more; what is added waits. To be called between steps."""
+    def pause(self, now_ns: int, mode: Literal["wait", "keep"] = "wait") -> None:
+        """Admits nothing more; what is added waits. What runs goes on, or with `keep` freezes. To be called between
+        steps."""
 
     def resume(self, now_ns: int) -> None:
         """Goes on."""
@@ -73,11 +88,12 @@ class DecodeEngine(Protocol):
     def step_end_ns(self, now_ns: int) -> int | None:
         """When the step under way ends; None between steps, which is when all but `add` and `abort` may be called."""
 
-    def reset_prefix_cache(self) -> bool:
-        """Forgets the KV of what is done; False, and nothing is done, while any request holds KV."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forgets the KV of what is done; False, and nothing is done, while any request holds KV, unless these are to
+        compute theirs once more."""
 
-    def set_weight_version(self, version: int) -> int:
-        """Computes with other weights from now on. Returns how many requests keep KV of older ones."""
+    def set_weight_version(self, version: int) -> Stale:
+        """Computes with other weights from now on."""
 
     @property
     def stuck(self) -> str | None:
@@ -125,10 +141,16 @@ class ConstantRate:
         self._paused = False
 
     def add(
-        self, now_ns: int, request: int, prompt_ids: Sequence[int], max_tokens: int, stop_after: int | None
+        self,
+        now_ns: int,
+        request: int,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        stop_after: int | None,
+        output_base: int | None = None,
     ) -> None:
         assert request not in self._live, f"request {request} is already in the engine"
-        del prompt_ids
+        del prompt_ids, output_base
         stops = stop_after is not None and stop_after <= max_tokens
         end_tokens = stop_after if stops and stop_after is not None else max_tokens
         live = _Live(request, end_tokens, "stop" if stops else "length", now_ns + self._prefill_ns, self._paused)
@@ -150,9 +172,9 @@ class ConstantRate:
         self._live.pop(request, None)
         return Left(0, None)
 
-    def pause(self, now_ns: int) -> None:
+    def pause(self, now_ns: int, mode: Literal["wait", "keep"] = "wait") -> None:
         assert not self._live, "a pause comes after the abort of all requests"
-        del now_ns
+        del now_ns, mode
         self._paused = True
 
     def resume(self, now_ns: int) -> None:
@@ -168,12 +190,13 @@ class ConstantRate:
     def step_end_ns(self, now_ns: int) -> None:
         """There are no steps."""
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        del reset_running_requests
         return not self._live
 
-    def set_weight_version(self, version: int) -> int:
+    def set_weight_version(self, version: int) -> Stale:
         del version
-        return 0
+        return Stale(0, 0)
 
     def next_moment(self) -> Moment | None:
         while self._due and self._due[0][1] not in self._live:

@@ -21,6 +21,7 @@ from sim.case import (
     Case,
     ClearSticky,
     DelayReleases,
+    Every,
     Fault,
     RemoveReplica,
     WeightUpdate,
@@ -37,8 +38,10 @@ class Triggers:
 
     def __init__(self, case: Case, loop: VirtualLoop) -> None:
         self._loop = loop
-        self._decoded_tokens = [0] * len(case.sessions)
-        self._sent_requests = [0] * len(case.sessions)
+        named = {fault.at.session for fault in case.faults if isinstance(fault.at, AfterTokens | AfterSent)}
+        self._decoded_tokens = dict.fromkeys(named, 0)
+        """Of the sessions that somebody waits for; also sent_requests."""
+        self._sent_requests = dict.fromkeys(named, 0)
         self._thresholds: dict[int, list[int]] = {}
         self._waiters: dict[When, list[asyncio.Future[None]]] = {}
         for fault in case.faults:
@@ -49,7 +52,7 @@ class Triggers:
 
     async def wait(self, when: When) -> None:
         """Returns when it is time, or the event has come."""
-        if isinstance(when, AtTime):
+        if isinstance(when, AtTime | Every):
             await asyncio.sleep(when.time_s)
         elif not self._has_come(when):
             future: asyncio.Future[None] = self._loop.create_future()
@@ -74,8 +77,8 @@ class Triggers:
         return thresholds[0]
 
     def decoded(self, session: int, tokens: int) -> None:
-        """See `sim.server.Watcher`. A client may send token ids that belong to no session."""
-        if not 0 <= session < len(self._decoded_tokens):
+        """See `sim.server.Watcher`."""
+        if session not in self._decoded_tokens:
             return
         self._decoded_tokens[session] += tokens
         thresholds = self._thresholds.get(session)
@@ -84,12 +87,12 @@ class Triggers:
 
     def total(self, session: int) -> int:
         """See `sim.server.Watcher`."""
-        return self._decoded_tokens[session] if 0 <= session < len(self._decoded_tokens) else 0
+        return self._decoded_tokens.get(session, 0)
 
     def sent(self, session: int) -> None:
         """See `sim.transport.SentListener`."""
-        self._sent_requests[session] += 1
-        if self._waiters:
+        if session in self._sent_requests:
+            self._sent_requests[session] += 1
             self._fire(AfterSent(session, self._sent_requests[session]))
 
 
@@ -105,7 +108,8 @@ class Stage:
     servers: list[FakeRolloutServer]
     handles: list[ServerHandle]
     balancer: BalancerHandle
-    sessions: "list[asyncio.Task[None]]"
+    sessions: "dict[int, asyncio.Task[None]]"
+    """Those that live."""
     registered: set[int]
     trainer: asyncio.Lock
     version: int = 0
@@ -125,6 +129,15 @@ async def _abort(stage: Stage, replicas: list[int], *, reset_prefix_cache: bool,
             keywords["reset_prefix_cache"] = False
         calls.append(stage.handles[replica].abort_all_requests.remote(**keywords))
     await _all(calls)
+
+
+async def _pause(stage: Stage, replicas: list[int], fault: WeightUpdate) -> None:
+    await _all(
+        [
+            stage.handles[replica].pause_generation.remote(mode=fault.pause_mode, clear_cache=fault.reset_prefix_cache)
+            for replica in replicas
+        ]
+    )
 
 
 async def _resume(stage: Stage, replicas: list[int]) -> None:
@@ -156,7 +169,10 @@ async def update_weights(stage: Stage, fault: WeightUpdate) -> str:
             return "skipped: no replica would be left in the balancer"
         if leaving:
             await _remove(stage, leaving)
-        await _abort(stage, everyone, reset_prefix_cache=fault.reset_prefix_cache, rejecting=set(leaving))
+        if fault.pause_mode == "abort":
+            await _abort(stage, everyone, reset_prefix_cache=fault.reset_prefix_cache, rejecting=set(leaving))
+        else:
+            await _pause(stage, everyone, fault)
         await asyncio.sleep(fault.pause_s)
         stage.version += 1
         await _all([handle.set_global_steps.remote(stage.version) for handle in stage.handles])
@@ -184,9 +200,9 @@ async def abort_request(stage: Stage, fault: AbortRequest) -> str:
 
 
 async def cancel_client(stage: Stage, fault: CancelClient) -> str:
-    task = stage.sessions[fault.session]
-    if task.done():
-        return "skipped: the session has ended"
+    task = stage.sessions.get(fault.session)
+    if task is None:
+        return "skipped: the session has ended, or not begun"
     for server in stage.servers:
         server.book()  # so that what is decoded after the cancel can be told from what was before
     stage.trace.add(Cancelled(stage.loop.now_ns, fault.session))
@@ -232,13 +248,11 @@ _ACTIONS: dict[type[Any], Callable[[Stage, Any], Awaitable[str]]] = {
 async def act(stage: Stage, index: int, fault: Fault) -> None:
     """Does what the fault says, now. What it raises is on the trace: a trainer's failure is not the world's."""
     kind = fault.__struct_config__.tag
-    position = len(stage.trace.events)
-    stage.trace.add(FaultFired(stage.loop.now_ns, index, str(kind)))
+    fired = FaultFired(stage.loop.now_ns, index, str(kind))
+    stage.trace.add(fired)
     try:
         note = await _ACTIONS[type(fault)](stage, fault)
     except Exception as error:
         note = spelled(error)
     if note:
-        fired = stage.trace.events[position]
-        assert isinstance(fired, FaultFired)
-        stage.trace.events[position] = FaultFired(fired.t_ns, index, fired.kind, note)
+        stage.trace.amend(fired, FaultFired(fired.t_ns, index, fired.kind, note))

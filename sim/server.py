@@ -9,12 +9,13 @@ import asyncio
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from sim.budget import NoRoom, take_grant
 from sim.case import Budget, ServerSettings
 from sim.clock import NS_PER_S, VirtualLoop
 from sim.decode import Burst, DecodeEngine, Moment, Prefill
+from sim.tokens import LogProbs, TokenIds, Tokens, plain_ids
 from sim.trace import (
     Admitted,
     Decoded,
@@ -57,31 +58,18 @@ def session_of(token_id: int) -> int:
     return operator.index(token_id) // SESSION_STRIDE - 1
 
 
-def plain_ids(prompt_ids: Sequence[int]) -> Sequence[int]:
-    """Token ids as a range where they are consecutive, as nearly all are; a TypeError if one is no integer."""
-    consecutive = range(operator.index(prompt_ids[0]), operator.index(prompt_ids[0]) + len(prompt_ids))
-    if prompt_ids[-1] == consecutive[-1] and list(prompt_ids) == list(consecutive):
-        return consecutive
-    return [operator.index(token_id) for token_id in prompt_ids]
-
-
-def log_prob(position: int, version: int) -> float:
-    """The log probability of one token; see `log_probs_of`."""
-    return log_probs_of(position, 1, version)[0]
-
-
-def log_probs_of(position: int, tokens: int, version: int) -> list[float]:
-    """Log probabilities that encode the position and the weight version of their tokens, exactly."""
-    offset = -version / 1024 - 1 / 2048
-    return [offset - each for each in range(position, position + tokens)]
+def _with_shared(prompt_ids: Sequence[int], owner: int, tokens: int) -> TokenIds:
+    """A prompt as the engine's cache sees it: ids tell their session everywhere else, and alike prompts must not."""
+    shared = min(tokens, len(prompt_ids))
+    return TokenIds.counting_from(first_token(owner), shared) + prompt_ids[shared:]
 
 
 @dataclass(slots=True)
 class TokenOutput:
     """What generate returns; the fields of verl's TokenOutput."""
 
-    token_ids: list[int]
-    log_probs: list[float] | None
+    token_ids: Tokens
+    log_probs: list[float] | LogProbs | None
     stop_reason: str | None
     routed_experts: Any = None
     num_preempted: int | None = None
@@ -93,6 +81,9 @@ class Model(Protocol):
 
     def stop_after(self, session: int, prompt_tokens: int) -> int | None:
         """Tokens that the model still generates behind this prompt; None: it never stops."""
+
+    def shared_prompt(self, session: int) -> tuple[int, int] | None:
+        """The session that has the same first prompt, and the tokens of it; None where there is none."""
 
 
 class Watcher(Protocol):
@@ -146,6 +137,8 @@ class FakeRolloutServer:
         self.settings = settings
         self.budget = budget
         self.version = 0
+        self.answers_in_runs = False
+        """Whether tokens are given to the client as `sim.tokens` has them, and not as lists."""
         self._engine = engine
         self._loop = loop
         self._trace = trace
@@ -158,13 +151,14 @@ class FakeRolloutServer:
         self._rejecting = False
         self._parked: list[_Request] = []
         self._admitting = 0
+        self._drained: asyncio.Future[None] | None = None
 
     # What clients call
 
     def generate(
         self,
         request: int,
-        prompt_ids: list[int],
+        prompt_ids: Tokens,
         sampling_params: dict[str, Any],
         request_id: str,
         **_multimodal: Any,
@@ -226,20 +220,24 @@ class FakeRolloutServer:
         self._live[request.number] = request
         self._trace.add(Admitted(now_ns, request.number))
         stop_after = self._model.stop_after(request.session, request.prompt_tokens)
-        self._engine.add(now_ns, request.number, request.prompt_ids, request.max_tokens, stop_after)
+        prompt_ids, output_base = request.prompt_ids, None
+        shared = self._model.shared_prompt(request.session)
+        if shared is not None:
+            prompt_ids, output_base = _with_shared(prompt_ids, *shared), prompt_ids[-1] + 1
+        self._engine.add(now_ns, request.number, prompt_ids, request.max_tokens, stop_after, output_base)
         self._watch(request)
         if self._gate_closed:
             self._engine.watch(request.number, 1)
         self._set_timer()
 
     def _answer(self, request: _Request, outcome: Outcome) -> None:
-        token_ids: list[int] = []
-        log_probs: list[float] | None = [] if request.wants_log_probs and outcome != "refused" else None
-        origin = first_token(request.session)
-        for position, tokens, version in request.runs:
-            token_ids += range(origin + position, origin + position + tokens)
-            if log_probs is not None:
-                log_probs += log_probs_of(position, tokens, version)
+        first = first_token(request.session) + request.prompt_tokens
+        token_ids: Tokens = TokenIds.counting_from(first, request.tokens)
+        log_probs: list[float] | LogProbs | None = None
+        if request.wants_log_probs and outcome != "refused":
+            log_probs = LogProbs(tuple(request.runs))
+        if not self.answers_in_runs:
+            token_ids, log_probs = list(token_ids), None if log_probs is None else list(log_probs)
         reason = STOP_REASONS[self.settings.dialect][outcome]
         request.answer.set_result(
             TokenOutput(token_ids, log_probs, reason, extra_fields={"global_steps": self.version})
@@ -269,6 +267,20 @@ class FakeRolloutServer:
         self._set_timer()
         self._trace.add(Paused(self._loop.now_ns, self.replica, len(live)))
         return {"aborted_count": len(live), "request_ids": [each.request_id for each in live]}
+
+    async def pause_generation(self, mode: Literal["wait", "keep"], clear_cache: bool = True) -> None:
+        """vLLM's own pause without an abort: requests run to their end first (`wait`) or freeze (`keep`); new ones
+        wait in the engine until `resume_generation`. `clear_cache`: what is frozen computes its KV once more."""
+        await self._wait_for_step()
+        self._take(self._engine.flush(self._loop.now_ns))
+        self._engine.pause(self._loop.now_ns, mode)
+        self._set_timer()
+        if mode == "wait" and self._engine.next_moment() is not None:
+            self._drained = self._loop.create_future()
+            await self._drained
+        if clear_cache:
+            self._engine.reset_prefix_cache(reset_running_requests=mode == "keep")
+        self._trace.add(Paused(self._loop.now_ns, self.replica, 0))
 
     async def _wait_for_admissions(self) -> None:
         """Waits until what is past the gate is in the engine; vLLM's server holds it to be there at its first token."""
@@ -324,8 +336,8 @@ class FakeRolloutServer:
         self.version = global_steps
         for each in self._live.values():
             each.version = global_steps
-        stale_requests = self._engine.set_weight_version(global_steps)
-        self._trace.add(VersionChanged(self._loop.now_ns, self.replica, global_steps, stale_requests))
+        stale = self._engine.set_weight_version(global_steps)
+        self._trace.add(VersionChanged(self._loop.now_ns, self.replica, global_steps, *stale))
         self._set_timer()
 
     def book(self) -> None:
@@ -360,6 +372,9 @@ class FakeRolloutServer:
     def _set_timer(self) -> None:
         """Sees to it that the server wakes in time for what the engine has due next. Waking too early does no harm."""
         moment = self._engine.next_moment()
+        if self._drained is not None and moment is None:
+            self._drained.set_result(None)
+            self._drained = None
         if self._timer is not None:
             if moment is not None and self._timer_moment <= moment:
                 return

@@ -8,7 +8,7 @@ read it and never what a system under test says of itself. Times are integer nan
 import hashlib
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from traceback import StackSummary
@@ -17,9 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from sim.case import Case
-
-Ids = tuple[tuple[int, int], ...]
-"""Token ids as runs of consecutive ids: (first id, count)."""
+from sim.tokens import Ids
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -155,11 +153,12 @@ class Resumed(_Event, frozen=True, tag="resumed"):
 
 
 class VersionChanged(_Event, frozen=True, tag="version_changed"):
-    """`stale_requests`: running requests that keep KV of older weights."""
+    """`stale_requests`: running requests that keep KV of older weights; `stale_kv_tokens`: tokens in it."""
 
     replica: int
     version: int
     stale_requests: int = 0
+    stale_kv_tokens: int = 0
 
 
 class Cancelled(_Event, frozen=True, tag="cancelled"):
@@ -289,12 +288,21 @@ class SessionRecord:
 class Ledger:
     """Who decoded what: sessions → turns → attempts, from the events alone."""
 
-    def __init__(self, sessions: int, events: list[Event]) -> None:
-        self.sessions = [SessionRecord() for _ in range(sessions)]
-        self.attempts: list[Attempt] = []
+    def __init__(self, sessions: Iterable[int], events: Iterable[Event] = ()) -> None:
+        self.sessions = {session: SessionRecord() for session in sessions}
+        self._attempts: dict[int, Attempt] = {}
         self._turns: dict[tuple[int, int], TurnRecord] = {}
+        self.book(events)
+
+    @cached_property
+    def attempts(self) -> list[Attempt]:
+        """All attempts, in the order sent; to be read when all events are booked."""
+        return list(self._attempts.values())
+
+    def book(self, events: Iterable[Event]) -> None:
+        """Enters what happened next."""
         for event in events:
-            book = _BOOKED.get(type(event))
+            book = BOOKED.get(type(event))
             if book is not None:
                 book(self, event)
 
@@ -303,30 +311,29 @@ class Ledger:
         self.sessions[event.session].turns.append(turn)
 
     def _sent(self, event: Sent) -> None:
-        assert event.request == len(self.attempts), "requests are numbered in the order sent"
-        attempt = Attempt(event)
-        self.attempts.append(attempt)
+        assert event.request not in self._attempts, "each request is sent once"
+        attempt = self._attempts[event.request] = Attempt(event)
         self._turns[event.session, event.turn].attempts.append(attempt)
 
     def _granted(self, event: Granted) -> None:
-        self.attempts[event.request].grant = event
+        self._attempts[event.request].grant = event
 
     def _prefilled(self, event: Prefilled) -> None:
-        self.attempts[event.request].prefilled = event
+        self._attempts[event.request].prefilled = event
 
     def _decoded(self, event: Decoded) -> None:
-        attempt = self.attempts[event.request]
+        attempt = self._attempts[event.request]
         attempt.runs.append(Run(event.position, event.tokens, event.version))
         attempt.decoded_tokens += event.tokens
 
     def _ended(self, event: Ended) -> None:
-        self.attempts[event.request].ended.append(event)
+        self._attempts[event.request].ended.append(event)
 
     def _delivered(self, event: Delivered) -> None:
-        self.attempts[event.request].delivered = event
+        self._attempts[event.request].delivered = event
 
     def _discarded(self, event: Discarded) -> None:
-        self.attempts[event.request].discarded = event
+        self._attempts[event.request].discarded = event
 
     def _turn_ended(self, event: TurnEnded) -> None:
         self._turns[event.session, event.turn].ended = event
@@ -337,9 +344,24 @@ class Ledger:
     def _session_ended(self, event: SessionEnded) -> None:
         self.sessions[event.session].ended = event
 
+    @classmethod
+    def of(cls, sessions: dict[int, SessionRecord]) -> "Ledger":
+        """A ledger of sessions that were booked already."""
+        ledger = cls(())
+        ledger.sessions = sessions
+        ledger.attempts = [each for record in sessions.values() for turn in record.turns for each in turn.attempts]
+        return ledger
+
+    def forget(self, session: int) -> None:
+        """Lets go of a session, its turns and its attempts."""
+        for turn in self.sessions.pop(session).turns:
+            del self._turns[session, turn.started.turn]
+            for attempt in turn.attempts:
+                del self._attempts[attempt.sent.request]
+
     def turn_outcome(self, session: int, turn: int) -> str | None:
         """How a turn ended; None while it has not."""
-        turns = self.sessions[session].turns
+        turns = self.sessions[session].turns if session in self.sessions else []
         ended = turns[turn].ended if turn < len(turns) else None
         return None if ended is None else ended.outcome
 
@@ -349,10 +371,10 @@ class Ledger:
 
     @cached_property
     def _in_order(self) -> list[tuple[int, TurnRecord]]:
-        return [(index, turn) for index, session in enumerate(self.sessions) for turn in session.turns]
+        return [(index, turn) for index, session in self.sessions.items() for turn in session.turns]
 
 
-_BOOKED: dict[type[Any], Callable[[Ledger, Any], None]] = {
+BOOKED: dict[type[Any], Callable[[Ledger, Any], None]] = {
     TurnStarted: Ledger._turn_started,
     Sent: Ledger._sent,
     Granted: Ledger._granted,
@@ -370,6 +392,8 @@ _BOOKED: dict[type[Any], Callable[[Ledger, Any], None]] = {
 
 Derived = TypeVar("Derived")
 
+MOST_RAISED_KEPT = 100
+
 
 class Trace:
     """The events of one run in the order in which they happened."""
@@ -379,9 +403,17 @@ class Trace:
         self.add: Callable[[Event], None] = self.events.append
         """Takes an event, unless the trace is sealed."""
         self.raised: dict[tuple[int, int], StackSummary] = {}
-        """Where the exception of a call came from, by (session, turn). No event: it differs from machine to machine."""
+        """Where the exception of a call came from, by (session, turn), for the first `MOST_RAISED_KEPT` of them. No event:
+        it differs from machine to machine."""
         self._sessions = sessions
         self._derived: dict[Any, Any] = {}
+
+    def amend(self, event: Event, amended: Event) -> None:
+        """Puts another event in the place of one that is on the trace."""
+        for position in range(len(self.events) - 1, -1, -1):
+            if self.events[position] is event:
+                self.events[position] = amended
+                return
 
     def seal(self, end: WorldEnded) -> None:
         """The last event. What tasks still do while the world is torn down is not part of the run."""
@@ -392,7 +424,7 @@ class Trace:
     @cached_property
     def ledger(self) -> Ledger:
         """The ledger, built once, when the run is over."""
-        return Ledger(self._sessions, self.events)
+        return Ledger(range(self._sessions), self.events)
 
     @property
     def is_done(self) -> bool:
@@ -407,13 +439,21 @@ class Trace:
         result: Derived = self._derived[make]
         return result
 
+    def know(self, make: "Callable[[Trace, Case], Derived]", result: Derived) -> None:
+        """Sets what `make` would derive."""
+        self._derived[make] = result
+
     def digest(self) -> str:
         """A hash of every event: equal for equal runs, in any process."""
-        try:
-            packed = _encoder.encode(self.events)
-        except OverflowError:  # a client made an integer of more than 64 bits
-            packed = msgspec.json.encode(self.events, enc_hook=_plain)
-        return hashlib.blake2b(packed, digest_size=16).hexdigest()
+        return hashlib.blake2b(packed(self.events), digest_size=16).hexdigest()
+
+
+def packed(events: list[Event]) -> bytes:
+    """Events as bytes, to be hashed."""
+    try:
+        return _encoder.encode(events)
+    except OverflowError:  # a client made an integer of more than 64 bits
+        return msgspec.json.encode(events, enc_hook=_plain)
 
 
 def _plain(value: Any) -> Any:
@@ -438,22 +478,3 @@ def without_addresses(text: str) -> str:
 
 
 _ADDRESS = re.compile(r"0?x[0-9a-f]{8,}\b")
-
-
-def ids_as_runs(ids: list[int]) -> Ids:
-    """Token ids as runs of consecutive ids."""
-    runs: list[tuple[int, int]] = []
-    start = 0
-    count = len(ids)
-    while start < count:
-        first = ids[start]
-        # A response is nearly always one run: try the whole rest before looking token by token.
-        if ids[-1] - first == count - 1 - start and ids[start:] == list(range(first, first + count - start)):
-            runs.append((first, count - start))
-            break
-        end = start + 1
-        while end < count and ids[end] == first + end - start:
-            end += 1
-        runs.append((first, end - start))
-        start = end
-    return tuple(runs)

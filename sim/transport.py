@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from sim.case import Transport
 from sim.clock import NS_PER_S, VirtualLoop, to_ns
 from sim.server import FakeRolloutServer, TokenOutput
+from sim.tokens import LogProbs, TokenIds
 from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace, spelled
 
 LIMIT_KEYS = ("max_tokens", "max_new_tokens")
@@ -160,7 +161,7 @@ class BalancerHandle(_Handle):
         return callable(getattr(self._balancer, method, None))
 
 
-_UNCHANGING = frozenset((int, str, float, bool, type(None), bytes, ServerHandle, BalancerHandle))
+_UNCHANGING = frozenset((int, str, float, bool, type(None), bytes, TokenIds, LogProbs, ServerHandle, BalancerHandle))
 
 
 class Wire:

@@ -7,12 +7,12 @@ systems that have one; elsewhere nothing watches.
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 MOST_REAL_S = 30.0
-"""Real time that one world may take. Worlds take milliseconds."""
+"""Real time that one world may take. Worlds take milliseconds; a large one has as much for each sign of life."""
 
 _AGAIN_S = 1.0
 
@@ -22,8 +22,9 @@ class Blocked(KeyboardInterrupt):
 
 
 @contextmanager
-def watched() -> Iterator[None]:
-    """Raises `Blocked`, with the place, when the body takes more than `MOST_REAL_S`. A debugger switches it off."""
+def watched(signs_of_life: Callable[[], int] | None = None) -> Iterator[None]:
+    """Raises `Blocked`, with the place, when the body takes more than `MOST_REAL_S`; or, where it gives signs of life,
+    that long without one: the number that it shows has not changed. A debugger switches it off."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -31,9 +32,13 @@ def watched() -> Iterator[None]:
         yield
         return
     seconds = MOST_REAL_S
+    seen: list[int] = []
 
     def blocked(_number: int, frame: FrameType | None) -> None:
-        if sys.gettrace() is None:
+        if signs_of_life is not None and (shown := [signs_of_life()]) != seen:
+            seen[:] = shown
+            signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
+        elif sys.gettrace() is None:
             code = frame.f_code if frame is not None else None
             where = f" in {code.co_qualname} ({code.co_filename}:{frame.f_lineno})" if frame and code else ""
             raise Blocked(f"did not let go for {seconds:g} s of real time{where}")

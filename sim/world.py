@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from traceback import StackSummary, walk_tb
 from typing import Any, cast
 
 from msgspec import UNSET
 
-from sim.case import MAX_TOKENS, Case, explicit_limit, params_owner
+from sim.case import MAX_TIME_S, MAX_TOKENS, Case, Every, explicit_limit, params_owner
 from sim.clock import (
     NS_PER_S,
     Deadlock,
@@ -32,7 +33,9 @@ from sim.server import FakeRolloutServer, Model, first_token
 from sim.sut.interface import Client, Config, Context, Sut, SutError
 from sim.sut.reference.agent import Trajectory, run_turns
 from sim.sut.reference.routing import LeastLoadedBalancer
+from sim.tokens import TokenIds, Tokens, ids_as_runs
 from sim.trace import (
+    MOST_RAISED_KEPT,
     Logged,
     Message,
     SessionEnded,
@@ -40,12 +43,14 @@ from sim.trace import (
     TurnEnded,
     TurnStarted,
     WorldEnded,
-    ids_as_runs,
     spelled,
     without_addresses,
 )
 from sim.transport import BalancerHandle, ServerHandle, TurnInProgress, Wire, copied, current_turn
 from sim.watchdog import Blocked, watched
+
+_FEWEST_STEPS_PER_INSTANT, _STEPS_PER_INSTANT = 100_000, 100
+"""Callbacks at one instant that are not a livelock yet: in all, and for each session that lives."""
 
 REST = "rest"
 """Kind of the balancer's last entry in the trace: its counts when all is over."""
@@ -54,15 +59,30 @@ REST = "rest"
 class _FakeModel:
     """Where the model stops: at the turn's own length, counted from the turn's prompt."""
 
-    def __init__(self) -> None:
+    def __init__(self, case: Case) -> None:
+        self._case = case
         self._stop_position: dict[int, int | None] = {}
+        """Of the sessions that live."""
 
     def begin_turn(self, session: int, prompt_tokens: int, response_tokens: int | None) -> None:
         self._stop_position[session] = None if response_tokens is None else prompt_tokens + response_tokens
 
+    def end_session(self, session: int) -> None:
+        self._stop_position.pop(session, None)
+
     def stop_after(self, session: int, prompt_tokens: int) -> int | None:
         position = self._stop_position.get(session)
         return None if position is None else max(1, position - prompt_tokens)
+
+    def shared_prompt(self, session: int) -> tuple[int, int] | None:
+        if not 0 <= session < self._case.num_sessions:
+            return None  # a client may send token ids that belong to no session
+        place = session % len(self._case.sessions)
+        owner = self._case.sessions[place].shares_prompt_with
+        if owner is None:
+            return None
+        tokens = min(self._case.sessions[place].prompt_tokens, self._case.sessions[owner].prompt_tokens)
+        return session - place + owner, tokens
 
 
 class _ObservedClient:
@@ -74,16 +94,18 @@ class _ObservedClient:
         self._loop = loop
         self._trace = trace
         self._model = model
-        self._turns = [0] * len(case.sessions)
+        self._turns: dict[int, int] = {}
+        """Turns begun, of the sessions that live."""
+        self.takes_runs = getattr(client, "takes_runs", False) is True
 
     async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+        self, request_id: str, *, prompt_ids: Tokens, sampling_params: dict[str, Any], **kwargs: Any
     ) -> Any:
         place = current_turn.get()
         assert place is not None, "turns run in the context of a session"
-        session, turn = place.session, self._turns[place.session]
-        self._turns[session] += 1
-        turns = self._case.sessions[session].turns
+        session, turn = place.session, self._turns.get(place.session, 0)
+        self._turns[session] = turn + 1
+        turns = self._case.session(session).turns
         self._model.begin_turn(session, len(prompt_ids), turns[min(turn, len(turns) - 1)].response_tokens)
         self._trace.add(TurnStarted(self._loop.now_ns, session, turn, len(prompt_ids)))
         current_turn.set(TurnInProgress(session, turn))
@@ -98,7 +120,7 @@ class _ObservedClient:
                 turn,
                 before,
                 sampling_params,
-                list(output.token_ids),
+                output.token_ids,
                 output.stop_reason,
                 (extra.get("min_global_steps"), extra.get("max_global_steps")),
             )
@@ -106,11 +128,16 @@ class _ObservedClient:
             self._end(session, turn, before, sampling_params, outcome="cancelled")
             raise
         except Exception as error:
-            stack = StackSummary.extract(walk_tb(error.__traceback__), lookup_lines=False)
-            self._trace.raised[session, turn] = StackSummary.from_list(stack[1:])  # without this frame
+            if len(self._trace.raised) < MOST_RAISED_KEPT:
+                stack = StackSummary.extract(walk_tb(error.__traceback__), lookup_lines=False)
+                self._trace.raised[session, turn] = StackSummary.from_list(stack[1:])  # without this frame
             self._end(session, turn, before, sampling_params, outcome="error", error=spelled(error))
             raise
         return output
+
+    def end_session(self, session: int) -> None:
+        self._turns.pop(session, None)
+        self._model.end_session(session)
 
     def _end(
         self,
@@ -118,7 +145,7 @@ class _ObservedClient:
         turn: int,
         before: dict[str, Any],
         after: dict[str, Any],
-        ids: list[int] | None = None,
+        ids: Sequence[int] = (),
         stop_reason: str | None = None,
         versions: tuple[int | None, int | None] = (None, None),
         outcome: Any = "ok",
@@ -131,7 +158,7 @@ class _ObservedClient:
                 session,
                 turn,
                 outcome,
-                ids_as_runs(ids or []),
+                ids_as_runs(ids),
                 stop_reason,
                 versions[0],
                 versions[1],
@@ -232,7 +259,8 @@ def liveness_bound_s(case: Case) -> float:
     """Virtual time in which every session must have ended: twice the time that all of the work takes one by one."""
     server = case.server
     token_s, prefill_s = _slowest_step_s(case)
-    aborts = 1 + len(case.faults)
+    every = [fault.at.time_s for fault in case.faults if isinstance(fault.at, Every)]
+    aborts = MAX_TOKENS if every else 1 + len(case.faults)
     calls_s = prefill_s + server.admission_s + 2 * case.transport.server_delay_s
     calls_s += 3 * case.transport.balancer_delay_s + token_s + 2.0
     total_s = 0.0
@@ -244,37 +272,53 @@ def liveness_bound_s(case: Case) -> float:
         for turn in session.turns:
             total_s += turn.tool_time_s
             tokens += turn_tokens if turn.response_tokens is None else min(turn_tokens, turn.response_tokens)
-        total_s += session.arrival_s + tokens * token_s + len(session.turns) * aborts * calls_s
+        total_s += session.arrival_s + tokens * token_s + len(session.turns) * (1 if every else aborts) * calls_s
+    total_s *= case.repeat
     for fault in case.faults:
         total_s += getattr(fault, "pause_s", 0.0) + getattr(fault, "delay_s", 0.0) + getattr(fault.at, "time_s", 0.0)
         total_s += calls_s
-    return 2 * total_s + 60.0
+    for time_s in every:
+        # Between two of them, what is left once everybody who lives has been called and prefilled again.
+        useful_s = time_s - calls_s * min(case.num_sessions, case.max_concurrent_sessions or case.num_sessions)
+        lost_s = calls_s + max([getattr(fault, "pause_s", 0.0) for fault in case.faults])
+        if useful_s <= 0:
+            return MAX_TIME_S
+        total_s *= (time_s + lost_s) / useful_s
+    return min(MAX_TIME_S, 2 * total_s + 60.0)
 
 
 class World:
     """One run of a Case with one system under test. Make it, `run` it once, read `trace` and `deviations`.
 
-    `order`: in the place of the Case's own schedule, for one who watches it.
+    `order`: in the place of the Case's own schedule, for one who watches it. `trace`: to be filled, if not a new one.
     """
 
-    def __init__(self, case: Case, sut: Sut, order: Order | None = None) -> None:
+    def __init__(self, case: Case, sut: Sut, order: Order | None = None, trace: Trace | None = None) -> None:
         self.case = case
         self._order = _order(case) if order is None else order
         self.sut = sut
-        self.trace = Trace(len(case.sessions))
+        self.trace = Trace(case.num_sessions) if trace is None else trace
         self.deviations: tuple[Deviation, ...] = ()
         self.steps = 0
         """Callbacks that ran: what the run cost, the same on any machine."""
         self._loop = self._make_loop()
         self._balancer: BalancerHandle | None = None
         self._servers: list[FakeRolloutServer] = []
+        self._sessions: dict[int, asyncio.Task[None]] = {}
+        """Those that live."""
+        self._to_begin = iter(range(case.num_sessions))
+        self._sharers = Counter([params_owner(case, index) for index in range(len(case.sessions))])
+        """How many sessions have one session's sampling params."""
+        self._shared_params: dict[int, tuple[dict[str, Any], list[int]]] = {}
+        """By their owner: the params, and how many sessions have not ended yet that have them."""
 
     def run(self) -> Trace:
         """Runs to the end: all done, deadlocked, out of time or livelocked; which of them is the trace's last event."""
         loop, trace = self._loop, self.trace
         loop.set_exception_handler(self._unhandled)
         try:
-            with watched(), tamed(loop, self.case.seed), _log_tap.tapped(self._heard):
+            gets_on = None if self.case.repeat == 1 else lambda: loop.steps
+            with watched(gets_on), tamed(loop, self.case.seed), _log_tap.tapped(self._heard):
                 try:
                     loop.run_until_complete(self._main())
                     loop.run_until_idle()
@@ -311,7 +355,7 @@ class World:
         case, loop, trace = self.case, self._loop, self.trace
         triggers = Triggers(case, loop)
         wire = self._make_wire(triggers)
-        model = _FakeModel()
+        model = _FakeModel(case)
         servers = [self._make_server(replica, model, triggers) for replica in range(case.replicas)]
         self._servers = servers
         handles = [ServerHandle(wire, server) for server in servers]
@@ -319,13 +363,11 @@ class World:
         client = self._make_client(dict(zip(names, handles, strict=True)), wire)
         assert self._balancer is not None
         observed = _ObservedClient(case, client, loop, trace, model)
-        params = self._sampling_params()
-        tasks = [
-            loop.create_task(
-                self._run_session(index, observed, params[params_owner(case, index)]), name=f"session {index}"
-            )
-            for index in range(len(case.sessions))
-        ]
+        for server in servers:
+            server.answers_in_runs = observed.takes_runs
+        all_ended: asyncio.Future[None] = loop.create_future()
+        for _ in range(min(case.num_sessions, case.max_concurrent_sessions or case.num_sessions)):
+            self._begin_session(observed, all_ended)
         stage = Stage(
             loop,
             trace,
@@ -335,7 +377,7 @@ class World:
             servers,
             handles,
             self._balancer,
-            tasks,
+            self._sessions,
             set(range(case.replicas)),
             asyncio.Lock(),
         )
@@ -343,10 +385,7 @@ class World:
         acting: list[asyncio.Task[None]] = []
         for index, fault in enumerate(case.faults):
             waiting.append(loop.create_task(self._run_fault(stage, index, fault, acting), name=f"fault {index}"))
-        await asyncio.wait(tasks)
-        for index, task in enumerate(tasks):
-            if task.cancelled():  # before its first step, so that it could not say so itself
-                trace.add(SessionEnded(loop.now_ns, index, "cancelled", 0, 0))
+        await all_ended
         for task in waiting:
             task.cancel()
         if acting:
@@ -355,7 +394,13 @@ class World:
     # What another kind of world makes of other parts: a real engine, real time (gpu_checks)
 
     def _make_loop(self) -> VirtualLoop:
-        return VirtualLoop(order=self._order, until_ns=to_ns(liveness_bound_s(self.case)))
+        case = self.case
+        live_sessions = min(case.num_sessions, case.max_concurrent_sessions or case.num_sessions)
+        return VirtualLoop(
+            order=self._order,
+            until_ns=to_ns(liveness_bound_s(case)),
+            max_steps_per_instant=max(_FEWEST_STEPS_PER_INSTANT, _STEPS_PER_INSTANT * live_sessions),
+        )
 
     def _make_wire(self, triggers: Triggers) -> Wire:
         return Wire(self.case.transport, self._loop, self.trace, triggers)
@@ -411,21 +456,54 @@ class World:
             )
         return cast(Client, client)
 
-    def _sampling_params(self) -> list[dict[str, Any]]:
+    def _begin_session(self, client: _ObservedClient, all_ended: "asyncio.Future[None]") -> None:
+        """Begins the next session, if there is one; each that ends makes room for another."""
+        index = next(self._to_begin, None)
+        if index is None:
+            if not self._sessions:
+                all_ended.set_result(None)
+            return
+        task = self._loop.create_task(
+            self._run_session(index, client, self._sampling_params(index)), name=f"session {index}"
+        )
+        self._sessions[index] = task
+
+        def ended(task: "asyncio.Task[None]") -> None:
+            del self._sessions[index]
+            client.end_session(index)
+            self._return_params(index)
+            if task.cancelled():  # before its first step, so that it could not say so itself
+                self.trace.add(SessionEnded(self._loop.now_ns, index, "cancelled", 0, 0))
+            self._begin_session(client, all_ended)
+
+        task.add_done_callback(ended)
+
+    def _sampling_params(self, session: int) -> dict[str, Any]:
         """One params object a session; sessions that share one are given the owner's."""
-        params = []
-        for index in range(len(self.case.sessions)):
-            one: dict[str, Any] = {"temperature": 1.0, "logprobs": True}
-            limit = explicit_limit(self.case, index)
-            if limit is not None:
-                for key in ("max_tokens", "max_new_tokens"):
-                    if limit.spelling in (key, "both"):
-                        one[key] = limit.tokens
-            params.append(one)
+        owner = params_owner(self.case, session)
+        if owner in self._shared_params:
+            return self._shared_params[owner][0]
+        params: dict[str, Any] = {"temperature": 1.0, "logprobs": True}
+        limit = explicit_limit(self.case, owner)
+        if limit is not None:
+            for key in ("max_tokens", "max_new_tokens"):
+                if limit.spelling in (key, "both"):
+                    params[key] = limit.tokens
+        num_sharers = self._sharers[owner % len(self.case.sessions)]
+        if num_sharers > 1:
+            self._shared_params[owner] = params, [num_sharers]
         return params
 
+    def _return_params(self, session: int) -> None:
+        owner = params_owner(self.case, session)
+        if owner in self._shared_params:
+            left = self._shared_params[owner][1]
+            left[0] -= 1
+            if not left[0]:
+                del self._shared_params[owner]
+
     async def _run_session(self, index: int, client: _ObservedClient, params: dict[str, Any]) -> None:
-        session = self.case.sessions[index]
+        session = self.case.session(index)
         trajectory = Trajectory()
         outcome: Any = "ok"
         text: str | None = None
@@ -434,7 +512,9 @@ class World:
                 await asyncio.sleep(session.arrival_s)
             current_turn.set(TurnInProgress(index, -1))
             origin = first_token(index)
-            prompt_ids = list(range(origin, origin + session.prompt_tokens))
+            prompt_ids: Tokens = TokenIds.counting_from(origin, session.prompt_tokens)
+            if not client.takes_runs:
+                prompt_ids = list(prompt_ids)
             response_length = self.case.budget.response_length
             await run_turns(client, f"session-{index}", prompt_ids, session.turns, params, response_length, trajectory)
         except asyncio.CancelledError:
@@ -447,8 +527,14 @@ class World:
 
     async def _run_fault(self, stage: Stage, index: int, fault: Any, acting: "list[asyncio.Task[None]]") -> None:
         """Waits for its time in a task that the end of all sessions may cancel, and acts in one that ends by itself."""
-        await stage.triggers.wait(fault.at)
-        acting.append(self._loop.create_task(act(stage, index, fault), name=f"fault {index} acting"))
+        while True:
+            await stage.triggers.wait(fault.at)
+            task = self._loop.create_task(act(stage, index, fault), name=f"fault {index} acting")
+            acting.append(task)
+            if not isinstance(fault.at, Every):
+                break
+            await asyncio.wait([task])
+            acting.remove(task)
 
     def _show_rest(self) -> None:
         assert self._balancer is not None

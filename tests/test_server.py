@@ -21,7 +21,8 @@ from sim.clock import VirtualLoop, to_ns
 from sim.engine import Engine, EngineConfig
 from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
-from sim.server import ADMISSION_WAIT_S, FakeRolloutServer, first_token, log_probs_of, session_of
+from sim.server import ADMISSION_WAIT_S, FakeRolloutServer, first_token, session_of
+from sim.tokens import LogProbs
 from sim.trace import Admitted, Decoded, Ended, Granted, Parked, Paused, Prefilled, Resumed, Trace, VersionChanged
 
 BUDGET = Budget(prompt_length=8, response_length=10, max_model_len=32)
@@ -36,6 +37,9 @@ class NeverStops:
     def stop_after(self, session, prompt_tokens):
         del prompt_tokens
         return self.stops.get(session)
+
+    def shared_prompt(self, session):
+        del session
 
     def next_threshold(self, session):
         del session
@@ -143,7 +147,7 @@ def test_tokens_encode_session_position_and_version(bench):
 
     assert output.token_ids == [first_token(2) + position for position in (4, 5, 6)]
     assert {session_of(token) for token in output.token_ids} == {2}
-    assert output.log_probs == log_probs_of(4, 3, version=0)
+    assert output.log_probs == list(LogProbs(((4, 3, 0),)))
     assert output.extra_fields == {"global_steps": 0}
 
 
@@ -284,8 +288,8 @@ def test_new_weights_label_the_tokens_that_they_decode(bench):
 
     assert output.extra_fields == {"global_steps": 7}
     assert [(run.position, run.tokens, run.version) for run in b.events(Decoded)] == [(4, 2, 0), (6, 3, 7)]
-    assert output.log_probs == log_probs_of(4, 2, version=0) + log_probs_of(6, 3, version=7)
-    assert b.events(VersionChanged) == [VersionChanged(to_ns(2), 0, 7, stale_requests=1)]
+    assert output.log_probs == list(LogProbs(((4, 2, 0), (6, 3, 7))))
+    assert b.events(VersionChanged) == [VersionChanged(to_ns(2), 0, 7, stale_requests=1, stale_kv_tokens=4 + 1)]
 
 
 def test_new_weights_wait_for_the_step_under_way(bench):

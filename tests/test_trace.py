@@ -23,7 +23,6 @@ from sim.trace import (
     TurnEnded,
     TurnStarted,
     WorldEnded,
-    ids_as_runs,
 )
 from sim.world import run_world
 
@@ -112,24 +111,6 @@ def test_nothing_is_added_to_a_sealed_trace():
 @pytest.mark.parametrize("reason", ["deadlock", "horizon", "livelock"])
 def test_a_run_that_ended_otherwise_is_not_done(reason):
     assert not traced(WorldEnded(1, reason)).is_done
-
-
-@pytest.mark.parametrize(
-    ("ids", "runs"),
-    [
-        ([], ()),
-        ([7], ((7, 1),)),
-        ([7, 8, 9], ((7, 3),)),
-        ([7, 7, 7], ((7, 1), (7, 1), (7, 1))),
-        ([9, 8, 7], ((9, 1), (8, 1), (7, 1))),
-        ([1, 2, 5, 6, 7], ((1, 2), (5, 3))),
-        ([1, 3, 2, 4], ((1, 1), (3, 1), (2, 1), (4, 1))),  # first and last fit, the middle does not
-        ([5, 6, 7, 3, 4, 5], ((5, 3), (3, 3))),
-    ],
-)
-def test_ids_as_runs(ids, runs):
-    assert ids_as_runs(ids) == runs
-    assert [first + k for first, count in ids_as_runs(ids) for k in range(count)] == ids
 
 
 # D1: the same case gives the same digest.

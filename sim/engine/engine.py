@@ -249,6 +249,11 @@ class Engine:
             if request.kv_weight_version < self.weight_version
         }
 
+    def num_computed_tokens(self, request_id: str) -> int:
+        """Tokens whose KV a live request holds."""
+        request = self._scheduler.requests[request_id]
+        return request.num_computed_tokens + self._scheduler.decodes.progress(request)
+
     def pause(self, mode: PauseMode = "abort") -> list[str]:
         """Admit nothing until `resume`; requests may still be added. What is there is aborted, runs to its end
         ("wait") or is frozen ("keep"). Returns the ids of those aborted. The prefix cache stays: vLLM's

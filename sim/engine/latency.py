@@ -93,14 +93,20 @@ class Hardware(NamedTuple):
     source: str
 
 
-_NVIDIA = "nvidia.com/en-us/data-center"
-
 HARDWARE = {
-    "A100-SXM-80GB": Hardware(2_039 * 10**9, 312 * 10**12, f"A100 datasheet, {_NVIDIA}/a100"),
-    "H100-SXM": Hardware(3_350 * 10**9, 989 * 10**12, f"H100 datasheet, {_NVIDIA}/h100 (1979 TFLOPS with sparsity)"),
-    "H200-SXM": Hardware(4_800 * 10**9, 989 * 10**12, f"H200 datasheet, {_NVIDIA}/h200 (1979 TFLOPS with sparsity)"),
-    "L40S": Hardware(864 * 10**9, 362 * 10**12, f"L40S datasheet, {_NVIDIA}/l40s (733 TFLOPS with sparsity)"),
-    "MI300X": Hardware(5_300 * 10**9, 1_307 * 10**12, "MI300X data sheet, amd.com/en/products/accelerators/instinct"),
+    "A100-SXM-80GB": Hardware(
+        2_039 * 10**9, 312 * 10**12, "NVIDIA A100 Tensor Core GPU datasheet: 2,039 GB/s, 624 TFLOPS with sparsity"
+    ),
+    "H100-SXM": Hardware(
+        3_350 * 10**9, 989 * 10**12, "NVIDIA H100 Tensor Core GPU datasheet: 3.35 TB/s, 1,979 TFLOPS with sparsity"
+    ),
+    "H200-SXM": Hardware(
+        4_800 * 10**9, 989 * 10**12, "NVIDIA H200 Tensor Core GPU datasheet: 4.8 TB/s, 1,979 TFLOPS with sparsity"
+    ),
+    "L40S": Hardware(864 * 10**9, 362_050 * 10**9, "NVIDIA L40S datasheet: 864 GB/s, 362.05 TFLOPS, 733 with sparsity"),
+    "MI300X": Hardware(
+        5_300 * 10**9, 1_307_400 * 10**9, "AMD Instinct MI300X accelerator data sheet: 5.3 TB/s, 1,307.4 TFLOPS"
+    ),
 }
 
 
@@ -108,6 +114,7 @@ class Model(NamedTuple):
     """A dense transformer with grouped-query attention in bfloat16; the names are those of its config.json."""
 
     num_parameters: int
+    """As the shapes in its config.json make them: embeddings, attention, MLP and norms."""
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
@@ -133,14 +140,12 @@ class Model(NamedTuple):
         return 4 * self.num_hidden_layers * self.num_attention_heads * self.head_dim
 
 
-_HUB = "config.json and model card, huggingface.co"
-
 MODELS = {
-    "Qwen2.5-0.5B": Model(494_000_000, 24, 14, 2, 64, f"{_HUB}/Qwen/Qwen2.5-0.5B-Instruct"),
-    "Qwen2.5-7B": Model(7_616_000_000, 28, 28, 4, 128, f"{_HUB}/Qwen/Qwen2.5-7B-Instruct"),
-    "Qwen2.5-32B": Model(32_764_000_000, 64, 40, 8, 128, f"{_HUB}/Qwen/Qwen2.5-32B-Instruct"),
-    "Llama-3.1-8B": Model(8_030_000_000, 32, 32, 8, 128, f"{_HUB}/meta-llama/Llama-3.1-8B-Instruct"),
-    "Llama-3.1-70B": Model(70_554_000_000, 80, 64, 8, 128, f"{_HUB}/meta-llama/Llama-3.1-70B-Instruct"),
+    "Qwen2.5-0.5B": Model(494_032_768, 24, 14, 2, 64, "config.json of Qwen/Qwen2.5-0.5B-Instruct"),
+    "Qwen2.5-7B": Model(7_615_616_512, 28, 28, 4, 128, "config.json of Qwen/Qwen2.5-7B-Instruct"),
+    "Qwen2.5-32B": Model(32_763_876_352, 64, 40, 8, 128, "config.json of Qwen/Qwen2.5-32B-Instruct"),
+    "Llama-3.1-8B": Model(8_030_261_248, 32, 32, 8, 128, "config.json of meta-llama/Llama-3.1-8B-Instruct"),
+    "Llama-3.1-70B": Model(70_553_706_496, 80, 64, 8, 128, "config.json of meta-llama/Llama-3.1-70B-Instruct"),
 }
 
 
@@ -225,7 +230,13 @@ class Fitted:
         """
         with path.open(newline="") as file:
             rows = csv.DictReader(file)
-            missing = [column for column in CSV_COLUMNS if column not in (rows.fieldnames or ())]
+            columns = rows.fieldnames or ()
+            missing = [column for column in CSV_COLUMNS if column not in columns]
+            if len(missing) == len(CSV_COLUMNS):
+                raise ValueError(
+                    f"{path}, line 1: is {','.join(columns)!r}; a header line that names the columns "
+                    f"{', '.join(CSV_COLUMNS)} is needed"
+                )
             if missing:
                 raise ValueError(f"{path}: no column {', '.join(missing)}; needed are {', '.join(CSV_COLUMNS)}")
             measured = [_measured(path, rows.line_num, row) for row in rows]

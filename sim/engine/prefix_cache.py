@@ -12,11 +12,13 @@ is consecutive: token ids that count up, as a prompt that is a range does, and a
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from sim.engine.decodes import Decodes
 from sim.engine.request import Request
+from sim.tokens import TokenIds
 
 NO_CHAIN = 0
 
@@ -359,17 +361,11 @@ def _chains(request: Request, block_size: int) -> Sequence[tuple[int, int]]:
 
 def name_chains(request: Request, block_size: int) -> list[tuple[int, int]]:
     chains: list[tuple[int, int]] = []
-    prompt = request.prompt_token_ids
-    counts_up = isinstance(prompt, range) and prompt.step == 1
-    num_prompt_blocks = request.num_prompt_tokens // block_size
-    first_block, name, next_token = 0, NO_CHAIN, None
-    # The last of these is the first with output in it; after that the tokens count up.
-    for number in range(num_prompt_blocks + 1):
-        if counts_up and 0 < number < num_prompt_blocks:
-            continue
+    first_block, name, next_token, next_number = 0, NO_CHAIN, None, 0
+    for number in _blocks_to_look_at(request, block_size):
         tokens = request.tokens(number * block_size, (number + 1) * block_size)
-        if counts_up and number == num_prompt_blocks and number:
-            next_token = prompt[number * block_size - 1] + 1
+        if number > next_number:
+            next_token = request.tokens(number * block_size - 1, number * block_size)[0] + 1
         consecutive = tokens[-1] == tokens[0] + block_size - 1 and (
             isinstance(tokens, range) or tuple(tokens) == tuple(range(tokens[0], tokens[0] + block_size))
         )
@@ -378,5 +374,20 @@ def name_chains(request: Request, block_size: int) -> list[tuple[int, int]]:
             name = hash((name, number - first_block, tokens[0] if consecutive else tuple(tokens)))
             first_block = number
             chains.append((first_block, name))
-        next_token = tokens[-1] + 1
+        next_token, next_number = tokens[-1] + 1, number + 1
     return chains
+
+
+def _blocks_to_look_at(request: Request, block_size: int) -> Iterable[int]:
+    """The numbers of the blocks at which tokens may stop to count on from those before. The last is the first with
+    output in it."""
+    prompt = request.prompt_token_ids
+    last = request.num_prompt_tokens // block_size
+    if isinstance(prompt, range) and prompt.step == 1:
+        return (0, last) if last else (0,)
+    if not isinstance(prompt, TokenIds):
+        return range(last + 1)
+    numbers = {0, last}
+    for start in accumulate(count for _, count in prompt.runs):
+        numbers.update((start // block_size, -(-start // block_size)))
+    return sorted(number for number in numbers if number <= last)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from sim.tokens import TokenIds
+
 NOT_STEADY = -1
 
 
@@ -80,7 +82,7 @@ class Request(msgspec.Struct, eq=False):
         prompt = request.prompt_token_ids
         return Request(
             request.request_id,
-            prompt if isinstance(prompt, range) else tuple(prompt),
+            prompt if isinstance(prompt, range | TokenIds) else tuple(prompt),
             len(prompt),
             request.max_tokens,
             request.priority,

@@ -10,9 +10,9 @@ plan: the steps that have ended are taken, the one under way goes on, and the re
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
-from sim.decode import Burst, Finish, Left, Moment, Prefill
+from sim.decode import Burst, Finish, Left, Moment, Prefill, Stale
 from sim.engine.engine import Engine
 from sim.engine.latency import Latency, Stretch
 from sim.engine.request import EngineRequest
@@ -72,7 +72,13 @@ class TimedEngine:
     # --- what a server calls --------------------------------------------------------------------------------------
 
     def add(
-        self, now_ns: int, request: int, prompt_ids: Sequence[int], max_tokens: int, stop_after: int | None
+        self,
+        now_ns: int,
+        request: int,
+        prompt_ids: Sequence[int],
+        max_tokens: int,
+        stop_after: int | None,
+        output_base: int | None = None,
     ) -> None:
         self._interrupt(now_ns)
         request_id = str(request)
@@ -89,7 +95,7 @@ class TimedEngine:
                 prompt_token_ids=prompt_ids,
                 max_tokens=max_tokens,
                 stop_at=None if stop_after is None else stop_after - 1,
-                output_base=prompt_ids[-1] + 1,
+                output_base=prompt_ids[-1] + 1 if output_base is None else output_base,
                 arrival_time=now_ns / NS_PER_S,
             )
         )
@@ -119,10 +125,10 @@ class TimedEngine:
         self._aborted.append(request_id)
         return Left(self._engine.num_tokens_under_way(request_id), live.prefill())
 
-    def pause(self, now_ns: int) -> None:
+    def pause(self, now_ns: int, mode: Literal["wait", "keep"] = "wait") -> None:
         self._interrupt(now_ns)
         assert self._under_way is None, "vLLM pauses between steps"
-        self._engine.pause("wait")
+        self._engine.pause(mode)
 
     def resume(self, now_ns: int) -> None:
         self._interrupt(now_ns)
@@ -132,14 +138,15 @@ class TimedEngine:
         self._interrupt(now_ns)
         return None if self._under_way is None else self._under_way.end_ns
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         assert self._under_way is None, "vLLM resets its cache between steps"
-        return self._engine.reset_prefix_cache()
+        return self._engine.reset_prefix_cache(reset_running_requests)
 
-    def set_weight_version(self, version: int) -> int:
+    def set_weight_version(self, version: int) -> Stale:
         assert self._under_way is None, "weights change between steps"
         self._engine.weight_version = version
-        return len(self._engine.stale_requests())
+        stale = self._engine.stale_requests()
+        return Stale(len(stale), sum(map(self._engine.num_computed_tokens, stale)))
 
     @property
     def stuck(self) -> str | None:

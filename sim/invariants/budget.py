@@ -18,9 +18,9 @@ def turn_budget_tokens(case: Case, session: int) -> int | None:
     return budget if type(budget) is int and budget > 0 else None
 
 
-def _turn_budgets(trace: Trace, case: Case) -> list[int | None]:
+def _turn_budgets(trace: Trace, case: Case) -> dict[int, int | None]:
     """`turn_budget_tokens` of every session; taken with `Trace.derived`, so that it is worked out once a world."""
-    return [turn_budget_tokens(case, session) for session in range(len(trace.ledger.sessions))]
+    return {session: turn_budget_tokens(case, session) for session in trace.ledger.sessions}
 
 
 def usable(response_length: object) -> bool:

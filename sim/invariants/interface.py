@@ -26,3 +26,8 @@ class Invariant:
     kind: Kind
     statement: str
     check: Callable[[Case, Trace], list[Violation]]
+
+    @property
+    def is_of_a_session(self) -> bool:
+        """Whether each session can be judged by itself, once it has ended."""
+        return self.kind in ("budget", "lifecycle", "staleness")

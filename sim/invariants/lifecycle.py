@@ -3,7 +3,8 @@
 from sim.case import Case
 from sim.invariants.interface import Invariant, Violation
 from sim.server import first_token
-from sim.trace import Ids, Message, Trace, TurnRecord, WorldEnded
+from sim.tokens import Ids
+from sim.trace import Message, Trace, TurnRecord, WorldEnded
 
 
 def check_one_outcome(case: Case, trace: Trace) -> list[Violation]:

@@ -12,7 +12,7 @@ def check_every_session_ends(case: Case, trace: Trace) -> list[Violation]:
     assert isinstance(end, WorldEnded), "a world's last event says how it ended"
     if end.reason == "done":
         return []
-    open_sessions = [index for index, session in enumerate(trace.ledger.sessions) if session.ended is None]
+    open_sessions = [index for index, session in trace.ledger.sessions.items() if session.ended is None]
     waiting = "; ".join(f"{task} waits on {awaited}" if task else awaited for task, awaited in end.waiting[:4])
     named = ", ".join(str(index) for index in open_sessions[:8]) or "none"
     return [

@@ -6,7 +6,10 @@ released. A balancer may go by either; one that keeps epochs goes by the first.
 """
 
 import math
+from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from sim.case import Case
@@ -17,6 +20,8 @@ ERROR_RATE = 1e-9
 """Chance that R4 accuses a balancer which breaks ties evenly, for each world in which it has enough to go by."""
 
 _FEWEST_CHOICES = 8
+_MOST_EXACT_CHOICES = 1000
+"""The exact tails cost a square of the number of choices."""
 
 
 class Acquire(NamedTuple):
@@ -25,46 +30,76 @@ class Acquire(NamedTuple):
     session: int
     turn: int
     epoch: int
+    number: int
+    """Of the message."""
 
 
-class Choice(NamedTuple):
-    """A free choice of a replica for a session, and the replicas that it had to choose among: the least loaded."""
+class Choices:
+    """Free choices of a replica among several that were equally and least loaded, counted."""
 
-    replica: int
-    equals: frozenset[int]
+    def __init__(self, replicas: int) -> None:
+        self.total = 0
+        self.chosen = [0] * replicas
+        self.offered: list[Counter[int]] = [Counter() for _ in range(replicas)]
+        """For each replica, how often it was among how many equals."""
+
+    def add(self, replica: int, equals: Collection[int]) -> None:
+        self.total += 1
+        self.chosen[replica] += 1
+        for each in equals:
+            self.offered[each][len(equals)] += 1
 
 
 @dataclass(slots=True)
 class RoutingLog:
     """What a replay of the messages found."""
 
+    choices: Choices
     r1: list[Violation] = field(default_factory=list)
     r2: list[Violation] = field(default_factory=list)
     r3: list[Violation] = field(default_factory=list)
     r5: list[Violation] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
     unreleased: list[tuple[int, Acquire]] = field(default_factory=list)
 
 
-class _Replay:
+class Replay:
+    """Takes the messages one by one. What it keeps grows with the requests that are not released, and the sessions
+    that were not forgotten, alone."""
+
     def __init__(self, case: Case) -> None:
-        self.sticky_router = case.router.sticky
-        self.registered = set(range(case.replicas))
-        self.epoch = [0] * case.replicas
-        self.open: list[list[Acquire]] = [[] for _ in range(case.replicas)]
-        self.session_replica: dict[int, int] = {}
-        self.loosened: set[int] = set()
-        self.log = RoutingLog()
+        self.log = RoutingLog(Choices(case.replicas))
+        self._sticky_router = case.router.sticky
+        self._registered = set(range(case.replicas))
+        self._epoch = [0] * case.replicas
+        self._open: list[dict[int, deque[Acquire]]] = [{} for _ in range(case.replicas)]
+        """Acquired and not released, by session."""
+        self._lowest = [0] * case.replicas
+        """The lower and the upper values of the replicas' true loads."""
+        self._highest = [0] * case.replicas
+        self._session_replica: dict[int, int] = {}
+        self._loosened: set[int] = set()
+        self._num_messages = 0
 
-    def load(self, replica: int) -> tuple[int, int]:
-        """The lower and the upper value of a replica's true load."""
-        acquires = self.open[replica]
-        epoch = self.epoch[replica]
-        if not epoch:
-            return len(acquires), len(acquires)
-        return sum(acquire.epoch == epoch for acquire in acquires), len(acquires)
+    def has_open(self, session: int) -> bool:
+        """Whether a request of the session is acquired and not released."""
+        return any(session in acquires for acquires in self._open)
 
-    def handle(self, number: int, message: Message) -> None:
+    def forget(self, session: int) -> None:
+        """Nothing more will come of this session."""
+        self._session_replica.pop(session, None)
+        self._loosened.discard(session)
+
+    def finish(self) -> RoutingLog:
+        """The log, when all messages are handled."""
+        for replica, sessions in enumerate(self._open):
+            acquires = sorted((acquire for each in sessions.values() for acquire in each), key=attrgetter("number"))
+            self.log.unreleased.extend((replica, acquire) for acquire in acquires)
+        return self.log
+
+    def handle(self, message: Message) -> None:
+        """Takes the next message."""
+        number = self._num_messages
+        self._num_messages += 1
         if message.error is None:
             match message.kind:
                 case "acquire_server":
@@ -73,33 +108,36 @@ class _Replay:
                     self._release(message)
                 case "add_servers":
                     for replica in message.replicas:
-                        if replica not in self.registered:
-                            self.registered.add(replica)
-                            self.epoch[replica] += 1
+                        if replica not in self._registered:
+                            self._registered.add(replica)
+                            self._epoch[replica] += 1
+                            self._lowest[replica] = 0
                 case "remove_servers":
-                    self.registered.difference_update(message.replicas)
-                    self.loosened.update(
-                        session for session, replica in self.session_replica.items() if replica in message.replicas
+                    self._registered.difference_update(message.replicas)
+                    self._loosened.update(
+                        session for session, replica in self._session_replica.items() if replica in message.replicas
                     )
                 case "clear_sticky_cache":
-                    self.session_replica.clear()
+                    self._session_replica.clear()
         if message.loads is not None and not self.log.r3:
-            self._compare(number, message)
+            exact = self._lowest == self._highest == list(message.loads)
+            if not (exact and message.total == sum(self._highest)):
+                self._compare(number, message)
 
     def _acquire(self, message: Message) -> None:
         session = message.session
         if session is None or not message.replicas:
             return
         (replica,) = message.replicas
-        known = self.session_replica.get(session)
-        if replica not in self.registered:
+        known = self._session_replica.get(session)
+        if replica not in self._registered:
             self.log.r5.append(
                 Violation("R5", f"session {session} was sent to replica {replica}, which had been removed", session)
             )
-        elif known is None or known not in self.registered or session in self.loosened or not self.sticky_router:
+        elif known is None or known not in self._registered or session in self._loosened or not self._sticky_router:
             # Who stays where it was has not chosen, or has chosen well: a system under test may stick all the same.
             if replica != known:
-                self._free_choice(session, replica, could_stay=known in self.registered)
+                self._free_choice(session, replica, could_stay=known in self._registered)
         elif replica != known:
             self.log.r2.append(
                 Violation(
@@ -108,42 +146,49 @@ class _Replay:
                     session,
                 )
             )
-        self.session_replica[session] = replica
-        self.loosened.discard(session)
-        self.open[replica].append(Acquire(session, message.turn or 0, self.epoch[replica]))
+        self._session_replica[session] = replica
+        self._loosened.discard(session)
+        acquire = Acquire(session, message.turn or 0, self._epoch[replica], self._num_messages)
+        self._open[replica].setdefault(session, deque()).append(acquire)
+        self._lowest[replica] += 1
+        self._highest[replica] += 1
 
     def _free_choice(self, session: int, replica: int, could_stay: bool) -> None:
-        loads = {each: self.load(each) for each in sorted(self.registered)}
-        most_allowed = min(high for _, high in loads.values())
-        if loads[replica][0] > most_allowed:
-            shown = ", ".join(f"{each}: {high}" for each, (_, high) in loads.items())
+        lowest, highest = self._lowest, self._highest
+        most_allowed = min([highest[each] for each in self._registered])
+        if lowest[replica] > most_allowed:
+            shown = ", ".join(f"{each}: {highest[each]}" for each in sorted(self._registered))
             self.log.r1.append(
                 Violation(
                     "R1",
-                    f"session {session} was sent to replica {replica} with {loads[replica][0]} requests in flight "
+                    f"session {session} was sent to replica {replica} with {lowest[replica]} requests in flight "
                     f"while the least was {most_allowed} (by replica {shown})",
                     session,
                 )
             )
-        if not could_stay and all(low == high for low, high in loads.values()):
-            equals = frozenset(each for each, (low, _) in loads.items() if low == most_allowed)
+        if not could_stay and all(lowest[each] == highest[each] for each in self._registered):
+            equals = [each for each in self._registered if lowest[each] == most_allowed]
             if len(equals) > 1 and replica in equals:
-                self.log.choices.append(Choice(replica, equals))
+                self.log.choices.add(replica, equals)
 
     def _release(self, message: Message) -> None:
         if not message.replicas:
             return
-        acquires = self.open[message.replicas[0]]
-        for index, acquire in enumerate(acquires):
-            if acquire.session == message.session:
-                del acquires[index]
-                return
+        replica, session = message.replicas[0], message.session
+        acquires = None if session is None else self._open[replica].get(session)
+        if not acquires:
+            return
+        acquire = acquires.popleft()
+        if not acquires and session is not None:
+            del self._open[replica][session]
+        self._highest[replica] -= 1
+        self._lowest[replica] -= acquire.epoch == self._epoch[replica]
 
     def _compare(self, number: int, message: Message) -> None:
         assert message.loads is not None
         least_total = most_total = 0
         for replica, shown in enumerate(message.loads):
-            low, high = self.load(replica)
+            low, high = self._lowest[replica], self._highest[replica]
             if type(shown) is not int:
                 continue  # not registered, or shown in a way of the balancer's own
             least_total += low
@@ -171,20 +216,17 @@ class _Replay:
 
 
 def routing_log(case: Case, trace: Trace) -> RoutingLog:
-    """The replay of all messages, made once for a trace."""
-    return trace.derived(_replayed, case)
+    """The replay of all messages of a trace."""
+    return trace.derived(log_of, case)
 
 
-def _replayed(trace: Trace, case: Case) -> RoutingLog:
-    replay = _Replay(case)
-    number = 0
+def log_of(trace: Trace, case: Case) -> RoutingLog:
+    """The replay; to be taken with `Trace.derived`, so that it is made once."""
+    replay = Replay(case)
     for event in trace.events:
         if type(event) is Message:
-            replay.handle(number, event)
-            number += 1
-    for replica, acquires in enumerate(replay.open):
-        replay.log.unreleased.extend((replica, acquire) for acquire in acquires)
-    return replay.log
+            replay.handle(event)
+    return replay.finish()
 
 
 def check_least_loaded(case: Case, trace: Trace) -> list[Violation]:
@@ -220,27 +262,38 @@ def check_spread(case: Case, trace: Trace) -> list[Violation]:
     A Case whose router takes the first of equals asks for a favourite; it is not judged.
     """
     choices = routing_log(case, trace).choices
-    if len(choices) < _FEWEST_CHOICES or case.router.tie_break == "first":
+    if choices.total < _FEWEST_CHOICES or case.router.tie_break == "first":
         return []
     threshold = ERROR_RATE / (2 * case.replicas)
     for replica in range(case.replicas):
-        chances = [1 / len(choice.equals) for choice in choices if replica in choice.equals]
-        chosen = sum(choice.replica == replica for choice in choices)
-        deviation = math.sqrt(sum(chance * (1 - chance) for chance in chances))
-        if abs(chosen - sum(chances)) <= 1 + 2 * deviation:
-            continue  # nowhere near the threshold; the exact tails cost a square of the number of choices
-        at_most, at_least = _tails(chances, chosen)
-        if min(at_most, at_least) < threshold:
+        offered, chosen = choices.offered[replica], choices.chosen[replica]
+        expected = sum(times / equals for equals, times in offered.items())
+        deviation = math.sqrt(sum(times / equals * (1 - 1 / equals) for equals, times in offered.items()))
+        if abs(chosen - expected) <= 1 + 2 * deviation:
+            continue  # nowhere near the threshold
+        chance = _chance(offered, chosen, expected)
+        if chance < threshold:
             how = "never" if chosen == 0 else f"{chosen} times"
             return [
                 Violation(
                     "R4",
-                    f"replica {replica} was chosen {how} in {len(chances)} choices among equally loaded replicas; "
-                    f"{sum(chances):.1f} were expected, and chance alone gives this once in "
-                    f"{1 / max(min(at_most, at_least), 1e-300):.0e} worlds",
+                    f"replica {replica} was chosen {how} in {offered.total()} choices among equally loaded replicas; "
+                    f"{expected:.1f} were expected, and chance alone gives this once in "
+                    f"{1 / max(chance, 1e-300):.0e} worlds",
                 )
             ]
     return []
+
+
+def _chance(offered: Counter[int], chosen: int, expected: float) -> float:
+    """The smaller of P(X ≤ chosen) and P(X ≥ chosen) under even ties; of many choices, an upper bound of it."""
+    total = offered.total()
+    if total <= _MOST_EXACT_CHOICES:
+        return min(_tails([1 / equals for equals in offered.elements()], chosen))
+    # Hoeffding 1963, theorem 1, for independent draws of any chances with this mean.
+    share, mean = chosen / total, expected / total
+    divergence = sum(p * math.log(p / q) for p, q in ((share, mean), (1 - share, 1 - mean)) if p)
+    return math.exp(-total * divergence)
 
 
 def _tails(chances: list[float], observed: int) -> tuple[float, float]:

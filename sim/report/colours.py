@@ -8,4 +8,5 @@ FATE_COLOURS = {
     "zombie": "#4d4d4d",
     "duplicate": "#9c755f",
     "discarded": "#a9b4bd",
+    "in_flight": "#5aa9a3",
 }

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from sim.case import AfterSent, AfterTokens, AtTime, Case, Fault, When
+from sim.case import AfterSent, AfterTokens, AtTime, Case, Every, Fault, When
 from sim.invariants import INVARIANTS, Violation, judge
 from sim.invariants.budget import turn_budget_tokens, used_before_tokens
 from sim.invariants.lifecycle import failures_of_itself
+from sim.rolling import Findings, RollingTrace
 from sim.search.campaign import Find
 from sim.search.compare import DIFFERS
 from sim.sut.interface import Sut
@@ -20,6 +21,7 @@ from sim.world import run_world
 MOST_TURNS_SHOWN = 12
 MOST_ATTEMPTS_SHOWN = 16
 MOST_FRAMES_SHOWN = 3
+MOST_VIOLATIONS_SHOWN = 6
 _BAR_COLUMNS = 56
 
 
@@ -39,6 +41,8 @@ def spelled_when(when: When) -> str:
             return f"once session {when.session} has decoded {when.tokens} tokens"
         case AfterSent():
             return f"once session {when.session} has sent {when.requests} request{'s' * (when.requests > 1)}"
+        case Every():
+            return f"every {when.time_s:g} s"
 
 
 def spelled_fault(fault: Fault) -> str:
@@ -47,7 +51,7 @@ def spelled_fault(fault: Fault) -> str:
     details = ", ".join(
         f"{key} {_spelled_value(value)}"
         for key, value in fields.items()
-        if key != "at" and value != () and value is not True  # what is true is as usual
+        if key != "at" and value not in ((), "abort") and value is not True  # those are as usual
     )
     return f"{fault.__struct_config__.tag}{f' ({details})' if details else ''} {spelled_when(fault.at)}"
 
@@ -55,6 +59,8 @@ def spelled_fault(fault: Fault) -> str:
 def _spelled_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str):
+        return value
     return ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
 
 
@@ -233,7 +239,8 @@ def world_report(case: Case, sut: Sut, trace: Trace, violations: Sequence[Violat
     sections = [f"{sut.key}\n{settings_line(case)}\n{schedule_line(case)}"]
     failures = failures_of_itself(trace)
     if failures:
-        sections.insert(0, _raised_section(trace, *failures[0]))
+        placed = (failure for failure in failures if (failure[0], failure[1].started.turn) in trace.raised)
+        sections.insert(0, _raised_section(trace, *next(placed, failures[0])))
     if case.faults:
         sections.append(_faults_section(case, trace))
     turns = list(trace.ledger.turns())
@@ -258,6 +265,30 @@ def _raised_section(trace: Trace, session: int, turn: TurnRecord) -> str:
         frames = stack[-MOST_FRAMES_SHOWN:]
         lines += [line.rstrip() for line in "".join(traceback.format_list(frames)).splitlines()]
     return "\n".join(lines)
+
+
+def large_report(case: Case, sut: Sut, findings: Findings) -> str:
+    """A world that was judged while it ran: settings, figures, verdicts."""
+    sections = [f"{sut.key}\n{settings_line(case)}\n{schedule_line(case)}"]
+    if case.faults:
+        sections.append("faults\n" + "\n".join(f"  {i}: {spelled_fault(fault)}" for i, fault in enumerate(case.faults)))
+    figures = [
+        f"{findings.sessions:,} of {case.num_sessions:,} sessions judged, with {findings.turns:,} turns and "
+        f"{findings.attempts:,} requests; {findings.decoded_tokens:,} tokens decoded",
+        f"at most {findings.most_live:,} sessions in memory at once; {findings.events:,} events",
+    ]
+    if findings.strays:
+        figures.append(f"{findings.strays:,} requests came of sessions that had been judged already: not judged")
+    end = findings.end
+    figures.append(
+        "the world has not ended" if end is None else f"the world ended at {end.t_ns / 1e9:g} s: {end.reason}"
+    )
+    sections.append("\n".join(figures))
+    more = {number: count for number, count in findings.counts.items() if count > MOST_VIOLATIONS_SHOWN}
+    sections.append(verdict_lines(findings.violations))
+    if more:
+        sections.append("in all " + ", ".join(f"{count:,} times {number}" for number, count in more.items()))
+    return "\n\n".join(sections)
 
 
 def find_report(sut: Sut, find: Find) -> str:
@@ -288,8 +319,35 @@ def verdict_lines(violations: Sequence[Violation]) -> str:
             lines.append("The two clients do not do the same in this world; the first request in which they differ:")
         else:
             lines.append(f"{number} violated: {INVARIANTS[number].statement}")
-        lines += [f"  {violation.message}" for violation in violations if violation.invariant == number][:6]
+        lines += [f"  {violation.message}" for violation in violations if violation.invariant == number][
+            :MOST_VIOLATIONS_SHOWN
+        ]
     return "\n".join(lines)
+
+
+def large_as_json(sut: Sut, trace: RollingTrace) -> dict[str, Any]:
+    """The figures and verdicts of a world that was judged while it ran, as plain data."""
+    findings = trace.findings
+    end = findings.end
+    return {
+        "sut": sut.key,
+        "digest": trace.digest(),
+        "events": findings.events,
+        "ended": None if end is None else end.reason,
+        "virtual_s": None if end is None else end.t_ns / 1e9,
+        "sessions": findings.sessions,
+        "turns": findings.turns,
+        "requests": findings.attempts,
+        "decoded_tokens": findings.decoded_tokens,
+        "most_live_sessions": findings.most_live,
+        "stray_requests": findings.strays,
+        "counts": dict(findings.counts),
+        "violations": _violations_as_json(findings.violations),
+    }
+
+
+def _violations_as_json(violations: Sequence[Violation]) -> list[dict[str, Any]]:
+    return [{"invariant": v.invariant, "message": v.message, "session": v.session} for v in violations]
 
 
 def as_json(sut: Sut, trace: Trace, violations: Sequence[Violation]) -> dict[str, Any]:
@@ -317,5 +375,5 @@ def as_json(sut: Sut, trace: Trace, violations: Sequence[Violation]) -> dict[str
             }
             for attempt in trace.ledger.attempts
         ],
-        "violations": [{"invariant": v.invariant, "message": v.message, "session": v.session} for v in violations],
+        "violations": _violations_as_json(violations),
     }

@@ -208,7 +208,7 @@ def _turns(subject: Subject, spans: Sequence[Span]) -> Iterable[str]:
 
 def _turn(subject: Subject, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
     case = subject.case
-    head = f"session {session}" + (f", turn {turn.started.turn}" if len(case.sessions[session].turns) > 1 else "")
+    head = f"session {session}" + (f", turn {turn.started.turn}" if len(case.session(session).turns) > 1 else "")
     rows = []
     for span in spans:
         sent, attempt = span.attempt.sent, span.attempt

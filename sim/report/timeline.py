@@ -24,6 +24,7 @@ _CHROME_COLOURS = {
     "zombie": "black",
     "duplicate": "olive",
     "discarded": "grey",
+    "in_flight": "cq_build_running",
 }
 """Names that chrome://tracing knows. Perfetto colours a slice by its name, and so tells the fates apart as well."""
 
@@ -97,7 +98,7 @@ def _slices(
     losses = {part.fate: 0 for part in span.parts}
     for part in span.parts:
         losses[part.fate] += part.tokens
-    turn = f" turn {sent.turn}" if len(case.sessions[sent.session].turns) > 1 else ""
+    turn = f" turn {sent.turn}" if len(case.session(sent.session).turns) > 1 else ""
     yield {
         "ph": "X",
         "name": f"session {sent.session}{turn} attempt {sent.attempt}",

@@ -16,7 +16,8 @@ def against(other: Sut) -> Compare:
 
     def compare(case: Case, trace: Trace) -> list[Violation]:
         theirs = run_world(case, other)
-        for session, (ours, others) in enumerate(zip(trace.ledger.sessions, theirs.ledger.sessions, strict=True)):
+        for session, ours in trace.ledger.sessions.items():
+            others = theirs.ledger.sessions[session]
             mine = [_spelled(a) for turn in ours.turns for a in turn.attempts]
             yours = [_spelled(a) for turn in others.turns for a in turn.attempts]
             for number in range(max(len(mine), len(yours))):

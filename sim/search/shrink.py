@@ -72,7 +72,7 @@ def _without_session(data: dict[str, Any], gone: int) -> dict[str, Any]:
     def moved(value: Any) -> Any:
         """The same indexes for the sessions that are left; None for what names the one that is gone."""
         out = dict(value)
-        for key in ("session", "shares_params_with"):
+        for key in ("session", "shares_params_with", "shares_prompt_with"):
             if out.get(key) is not None:
                 if out[key] == gone and key == "session":
                     return None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sim.server import FakeRolloutServer
+from sim.tokens import Tokens
 
 
 class SutError(ValueError):
@@ -52,10 +53,14 @@ class Context:
 
 
 class Client(Protocol):
-    """A rollout client, as verl's agent loops call it."""
+    """A rollout client, as verl's agent loops call it.
+
+    Token ids and log probabilities are lists, unless it has an attribute `takes_runs` that is True: then they are
+    `TokenIds` and `LogProbs` (sim.tokens), which cost nothing a token.
+    """
 
     async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+        self, request_id: str, *, prompt_ids: Tokens, sampling_params: dict[str, Any], **kwargs: Any
     ) -> Any:
         """Returns something with token_ids, log_probs, stop_reason and extra_fields."""
 

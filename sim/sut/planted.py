@@ -10,6 +10,7 @@ from sim.server import FakeRolloutServer, TokenOutput
 from sim.sut.interface import Context, Factory
 from sim.sut.reference.client import LIMIT_KEYS, DeferredClient, PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
+from sim.tokens import Tokens
 from sim.trace import Outcome
 
 
@@ -24,7 +25,7 @@ class LimitWritingClient(PinnedClient):
     """Writes what is left into the caller's own params (verl 0.8.0)."""
 
     async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+        self, request_id: str, *, prompt_ids: Tokens, sampling_params: dict[str, Any], **kwargs: Any
     ) -> TokenOutput:
         final = await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
         key = next((key for key in LIMIT_KEYS if key in sampling_params), None)
@@ -51,7 +52,7 @@ class SilentFallbackClient(PinnedClient):
 class DeafServer(FakeRolloutServer):
     """Ignores the limit that the client sends (TensorRT-LLM's server in verl)."""
 
-    def generate(self, request: int, prompt_ids: list[int], sampling_params: Any, *args: Any, **kw: Any) -> Any:
+    def generate(self, request: int, prompt_ids: Tokens, sampling_params: Any, *args: Any, **kw: Any) -> Any:
         deaf = {key: value for key, value in sampling_params.items() if key not in LIMIT_KEYS}
         return super().generate(request, prompt_ids, deaf, *args, **kw)
 
@@ -95,7 +96,7 @@ class SlotLeakingClient(PinnedClient):
     """Releases its server only when all went well."""
 
     async def attempt(
-        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+        self, request_id: str, prompt_ids: Tokens, sampling_params: dict[str, Any], **kwargs: Any
     ) -> TokenOutput:
         server_id, server = await self.acquire(request_id)
         output: TokenOutput = await server.generate.remote(

@@ -103,7 +103,7 @@ _settings = _group(
         type=Seconds(1e-6, 100),
         metavar="SECONDS",
         default=0.01,
-        help="Of a response, however many there are (0.01).",
+        help="Of a response, however many there are; of a step, on engines (0.01).",
     ),
     click.option(
         "--prefill-time",
@@ -111,7 +111,7 @@ _settings = _group(
         type=Seconds(0, 1000),
         metavar="SECONDS",
         default=0.0,
-        help="Of an attempt (0).",
+        help="Of an attempt; of a step that computes prompts, on engines (0).",
     ),
     click.option(
         "--pause",
@@ -122,16 +122,37 @@ _settings = _group(
         help="How long a weight update takes (1).",
     ),
 )
+_engine = _group(
+    click.option(
+        "--num-gpu-blocks-override",
+        "num_gpu_blocks",
+        type=click.IntRange(2, MAX_TOKENS),
+        metavar="N",
+        help="KV blocks of a replica's engine (as a GPU with 30 GB to spare has for a 7B model). This and the next "
+        "ones, vLLM's by name, simulate engines with steps and KV, as do the policies on the cache and on pauses.",
+    ),
+    click.option("--block-size", type=click.IntRange(1, 65_536), metavar="N", help="Tokens of a KV block (16)."),
+    click.option("--max-num-seqs", type=_Tokens, metavar="N", help="Requests that run at once (1024)."),
+    click.option("--max-num-batched-tokens", type=_Tokens, metavar="N", help="Tokens that a step computes (8192)."),
+    click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None, help="(on)"),
+    click.option("--enable-chunked-prefill/--no-enable-chunked-prefill", default=None, help="(on)"),
+)
 _price = _group(
     click.option(
         "--latency",
         metavar="MODEL",
-        help="What a step costs: constant:MS, or affine:MS,NS with NS for each cached token.",
+        help="What a step costs: constant:MS, affine:MS,NS with NS for each cached token, roofline:HARDWARE:MODEL, or "
+        "a FILE.csv of measured steps (batch, tokens, seconds). An unknown one lists the known.",
     ),
     click.option(
         "--batch", type=click.IntRange(1, 100_000), metavar="N", help="Responses that a replica decodes at once."
     ),
-    click.option("--gpus-per-replica", type=click.IntRange(1, 10_000), metavar="N", help="For GPU-hours."),
+    click.option(
+        "--gpus-per-replica",
+        type=click.IntRange(1, 10_000),
+        metavar="N",
+        help="For GPU-hours (default: the config's, or the roofline's).",
+    ),
 )
 _output = _group(
     click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png|svg", help="Draw it (needs matplotlib)."),
@@ -146,6 +167,7 @@ _output = _group(
 @_one_response
 @_load
 @_settings
+@_engine
 @_price
 @_output
 def waste(**given: Any) -> None:

@@ -1,71 +1,125 @@
 """What tokens cost: from counts and KV depths to seconds of an engine.
 
-The only way to ask for a time is `DecodeLatency`. It is affine in what it is given, so that the cost of many tokens
-follows from two sums, their number and their depths (`sim.waste.ledger.Tally`), whatever their order.
+How long a step takes is asked of `sim.engine.latency`, as the simulated engine does. A step's time is apportioned to
+what it does at one working point, a batch and a mean depth, so that the cost of many tokens follows from two sums,
+their number and their depths (`sim.waste.ledger.Tally`), whatever their order, and parts add up to the whole.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple
 
+from sim.case import EngineSettings
+from sim.engine.engine import StepTotals
+from sim.engine.latency import FS_PER_NS, HARDWARE, MODELS, Affine, Constant, Fitted, Latency, Roofline
 from sim.waste.ledger import Tally
 
-NS_PER_S = 1_000_000_000
-PS_PER_NS = 1000
+_NS_PER_MS = 10**6
+_FS_PER_S = 10**15
+PREFILL_CHUNK_TOKENS = EngineSettings().max_num_batched_tokens
+"""Tokens of prompts that a step computes beside what it decodes."""
 
-
-class DecodeLatency(Protocol):
-    """How long an engine takes for a step in which it only decodes."""
-
-    def decode_ns(self, requests: int, kv_tokens: int) -> int:
-        """One step: `requests` decode a token each, over `kv_tokens` cached tokens in all. Affine in both."""
+KNOWN = (
+    "constant:MS (a step takes MS milliseconds), affine:MS,NS (and NS nanoseconds more for each cached token that it "
+    "reads), roofline:HARDWARE:MODEL or …:TENSOR_PARALLEL_SIZE, and a FILE.csv of measured steps (columns batch, "
+    f"tokens, seconds); HARDWARE is one of {', '.join(HARDWARE)}, MODEL one of {', '.join(MODELS)}"
+)
 
 
 class LatencyError(ValueError):
     """A latency model that is not known: the message lists those that are."""
 
 
-@dataclass(frozen=True)
-class Affine:
-    """`step_ns` whatever the batch (reading the weights), and `kv_token_ps` for each cached token that is read."""
+class Spelled(NamedTuple):
+    """A latency model that the user named. `gpus`: how many it is about, where it says so."""
 
-    step_ns: int
-    kv_token_ps: int = 0
-
-    def decode_ns(self, requests: int, kv_tokens: int) -> int:
-        del requests
-        return self.step_ns + kv_tokens * self.kv_token_ps // PS_PER_NS
+    latency: Latency
+    about: str
+    gpus: int | None = None
 
 
-def engine_s(latency: DecodeLatency, batch: int, some: Tally) -> float:
-    """Seconds of one engine that these tokens cost when each was decoded in a step of `batch` requests.
+class Rates(NamedTuple):
+    """What an engine's time is spent on, in seconds: for each token that it decodes, for each cached token that is read
+    for that, and for each token of a prompt that it computes beside them."""
 
-    A token's cost is its share of the step, 1 / batch of what does not depend on depth, and the reading of its own
-    KV entries.
+    token_s: float
+    kv_token_s: float
+    prefill_token_s: float
+
+    def engine_s(self, some: Tally) -> float:
+        """Of decoded tokens."""
+        return some.tokens * self.token_s + some.kv_tokens * self.kv_token_s
+
+
+def rates(latency: Latency, batch: int, depth_tokens: float) -> Rates:
+    """Of an engine that decodes `batch` responses at once, `depth_tokens` deep on average.
+
+    Exact for a time that is affine in the cached tokens; a roofline is taken as the tangent at this point.
     """
-    if not some.tokens:
-        return 0.0
-    shared_ns = latency.decode_ns(batch, 0)
-    own_ns = latency.decode_ns(batch, some.kv_tokens) - shared_ns
-    return (shared_ns / batch * some.tokens + own_ns) / NS_PER_S
+    kv_tokens = round(batch * depth_tokens)
+
+    def step_fs(more_kv_tokens: int = 0, prefill_tokens: int = 0) -> int:
+        kv = kv_tokens + more_kv_tokens + prefill_tokens
+        return latency.stretch(StepTotals(batch + prefill_tokens, prefill_tokens, batch, kv)).first_fs
+
+    whole_fs = step_fs()
+    kv_token_fs = step_fs(more_kv_tokens=1) - whole_fs
+    prefill_fs = step_fs(prefill_tokens=PREFILL_CHUNK_TOKENS) - whole_fs
+    return Rates(
+        (whole_fs - kv_tokens * kv_token_fs) / batch / _FS_PER_S,
+        kv_token_fs / _FS_PER_S,
+        prefill_fs / PREFILL_CHUNK_TOKENS / _FS_PER_S,
+    )
 
 
-def parse(text: str) -> DecodeLatency:
-    """`constant:MS` or `affine:MS,NS`: milliseconds a step, and nanoseconds for each cached token read."""
+def parse(text: str) -> Spelled:
+    """One of `KNOWN`. Raises `LatencyError` that lists them, or says what is wrong with the file or the name."""
     kind, _, rest = text.partition(":")
+    if Path(text).suffix.lower() == ".csv":
+        return _fitted(Path(text))
+    if kind == "roofline":
+        return _roofline(text, rest.split(":"))
     try:
         numbers = [float(number) for number in rest.split(",")]
         if any(not 0 <= number < 1e9 for number in numbers) or numbers[0] == 0:
             raise ValueError
         if kind == "constant" and len(numbers) == 1:
-            return Affine(round(numbers[0] * 1e6))
+            return Spelled(Constant(round(numbers[0] * _NS_PER_MS)), f"a step takes {numbers[0]:g} ms")
         if kind == "affine" and len(numbers) == 2:
-            return Affine(round(numbers[0] * 1e6), round(numbers[1] * PS_PER_NS))
+            step_ms, kv_token_ns = numbers
+            time = Affine(round(step_ms * _NS_PER_MS * FS_PER_NS), 0, round(kv_token_ns * FS_PER_NS))
+            about = f"a step takes {step_ms:g} ms and {kv_token_ns:g} ns for each cached token"
+            return Spelled(Fitted(time), about)
         raise ValueError
     except ValueError:
         bare = re.sub(r"(?<=\d)\s*[mn]s", "", text)
+        guess = f"; did you mean {bare}?" if bare != text else ""
+        raise LatencyError(f"--latency {text}: is not known; known are {KNOWN}{guess}") from None
+
+
+def _fitted(path: Path) -> Spelled:
+    try:
+        fitted = Fitted.from_csv(path)
+    except OSError as error:
+        raise LatencyError(f"--latency {path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise LatencyError(f"--latency {error}") from None
+    return Spelled(fitted, f"fitted to {path}: {fitted}")
+
+
+def _roofline(text: str, parts: list[str]) -> Spelled:
+    try:
+        hardware, model, *rest = parts
+        gpus = int(rest[0]) if rest else 1
+        if len(rest) > 1:
+            raise ValueError
+    except ValueError:
         raise LatencyError(
-            f"--latency {text}: known are constant:MS (a step takes MS milliseconds) and affine:MS,NS (and NS "
-            f"nanoseconds more for each cached token that it reads)"
-            + (f"; did you mean {bare}?" if bare != text else "")
+            f"--latency {text}: roofline:HARDWARE:MODEL or roofline:HARDWARE:MODEL:TENSOR_PARALLEL_SIZE is needed; "
+            f"known are {KNOWN}"
         ) from None
+    try:
+        latency = Roofline(hardware, model, tensor_parallel_size=gpus)
+    except ValueError as error:
+        raise LatencyError(f"--latency {text}: {error}") from None
+    return Spelled(latency, f"{model} on {gpus} × {hardware} at their peak, the least that it can take", gpus)

@@ -5,15 +5,27 @@ names them in their precedence: a token that is two things is the one that comes
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import NamedTuple
 
 from sim.budget import room_tokens
-from sim.case import Case
+from sim.case import Case, WeightUpdate
+from sim.clock import NS_PER_S, to_ns
 from sim.invariants.budget import returned_tokens, turn_budget_tokens, used_before_tokens
 from sim.server import first_token
-from sim.trace import Cancelled, Decoded, Event, SessionRecord, Trace, TurnRecord
+from sim.trace import (
+    Attempt,
+    Cancelled,
+    Decoded,
+    Ended,
+    Event,
+    FaultFired,
+    SessionRecord,
+    Trace,
+    TurnRecord,
+    VersionChanged,
+)
 
 FATES: Mapping[str, str] = {
     "duplicate": "decoded once more at a position that the response has already (a retry)",
@@ -22,6 +34,7 @@ FATES: Mapping[str, str] = {
     "overrun": "decoded beyond the budget of the response",
     "sliced": "delivered, then cut: by the agent loop's slice, or with a session that failed or was cancelled",
     "discarded": "decoded for an answer that found no caller",
+    "in_flight": "decoded by the step that was under way when its request was aborted by its id",
     "kept": "in the trajectory that the agent loop handed over",
 }
 """Fate → what it means. In this order the first that applies holds."""
@@ -54,14 +67,21 @@ def added(first: Tally, second: Tally) -> Tally:
 class Waste:
     """The ledger's sums: `fates` holds a tally for each of `FATES`.
 
-    Prefill is counted apart: `prefill_tokens` of first attempts, `recomputed_tokens` of resumes. A resume counts with
-    its whole prompt, as the servers clear their cache with an abort (verl's `reset_prefix_cache=True`).
+    Prefill is counted apart: `prefill_tokens` of first attempts, `recomputed_tokens` of resumes, `preempted_tokens`
+    computed once more within a request (after a preemption, or a cache that was cleared under it), `cached_tokens`
+    found in the prefix cache instead. Without an engine a resume counts with its whole prompt, as the servers clear
+    their cache with an abort (verl's `reset_prefix_cache=True`).
+
+    `stale_kv_tokens`: taken over from older weights, in the prefix cache or by a request that ran on, each time.
     """
 
     responses: int = 0
     delivered_tokens: int = 0
     prefill_tokens: int = 0
     recomputed_tokens: int = 0
+    preempted_tokens: int = 0
+    cached_tokens: int = 0
+    stale_kv_tokens: int = 0
     fates: dict[str, Tally] = field(default_factory=lambda: dict.fromkeys(FATES, Tally()))
 
     @property
@@ -79,6 +99,11 @@ class Waste:
         return total
 
     @property
+    def again_tokens(self) -> int:
+        """Prefilled again, by resumes and after preemptions."""
+        return self.recomputed_tokens + self.preempted_tokens
+
+    @property
     def kept_tokens(self) -> int:
         return self.fates["kept"].tokens
 
@@ -93,12 +118,14 @@ class Waste:
 
     def add(self, other: "Waste") -> None:
         """Takes over the sums of other responses."""
-        self.responses += other.responses
-        self.delivered_tokens += other.delivered_tokens
-        self.prefill_tokens += other.prefill_tokens
-        self.recomputed_tokens += other.recomputed_tokens
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         for fate, some in other.fates.items():
             self.count(fate, some)
+
+
+COUNTS = tuple(each.name for each in fields(Waste) if each.name != "fates")
+"""The sums of a `Waste` that are plain counts."""
 
 
 class Piece(NamedTuple):
@@ -121,6 +148,8 @@ class _Stretch(NamedTuple):
     delivered: bool
     orphaned: bool
     """Decoded after its session was cancelled."""
+    in_flight: bool = False
+    """By the step under way when its request was aborted."""
 
 
 def waste_of(case: Case, trace: Trace) -> Waste:
@@ -133,14 +162,45 @@ def waste_of(case: Case, trace: Trace) -> Waste:
         for attempt in turn.attempts:
             if attempt.delivered is not None:
                 waste.delivered_tokens += min(attempt.delivered.tokens, attempt.decoded_tokens)
-            if attempt.decoded_tokens:  # without a first token nobody can say how far its prefill came
-                if attempt.sent.attempt:
-                    waste.recomputed_tokens += attempt.sent.prompt_tokens
-                else:
-                    waste.prefill_tokens += attempt.sent.prompt_tokens
-    decoded = sum(attempt.decoded_tokens for attempt in trace.ledger.attempts)
+            _count_prefill(case, attempt, waste)
+    waste.stale_kv_tokens += sum(each.stale_kv_tokens for each in trace.events if isinstance(each, VersionChanged))
+    decoded = sum(
+        attempt.decoded_tokens + sum(ended.in_flight_tokens for ended in attempt.ended)
+        for attempt in trace.ledger.attempts
+    )
     assert waste.decoded.tokens == decoded, f"the fates add up to {waste.decoded.tokens} of {decoded} decoded tokens"
     return waste
+
+
+def _count_prefill(case: Case, attempt: Attempt, waste: Waste) -> None:
+    prefilled = attempt.prefilled
+    if prefilled is not None:
+        computed_tokens = prefilled.computed_tokens
+        waste.preempted_tokens += prefilled.recomputed_tokens
+        waste.cached_tokens += prefilled.cached_tokens
+        waste.stale_kv_tokens += prefilled.stale_tokens
+    elif case.server.engine is None and attempt.decoded_tokens:
+        # Without a first token nobody can say how far its prefill came.
+        computed_tokens = attempt.sent.prompt_tokens
+    else:
+        return
+    if attempt.sent.attempt:
+        waste.recomputed_tokens += computed_tokens
+    else:
+        waste.prefill_tokens += computed_tokens
+
+
+def mean_update_wait_s(case: Case, trace: Trace) -> float:
+    """How late the new weights came, in seconds, on average over the weight updates of a trace: what an update waited
+    for before its pause began. 0 where there were none."""
+    asked_ns: list[int] = []
+    waits_ns: dict[int, int] = {}
+    for event in trace.events:
+        if isinstance(event, FaultFired) and isinstance(case.faults[event.fault], WeightUpdate) and not event.note:
+            asked_ns.append(event.t_ns + to_ns(getattr(case.faults[event.fault], "pause_s", 0.0)))
+        elif isinstance(event, VersionChanged):
+            waits_ns[event.version] = event.t_ns - asked_ns[event.version - 1]
+    return sum(waits_ns.values()) / len(waits_ns) / NS_PER_S if waits_ns else 0.0
 
 
 def pieces_of(case: Case, trace: Trace) -> Iterator[Piece]:
@@ -165,6 +225,11 @@ def _stretches(trace: Trace) -> list[list[_Stretch]]:
             continue
         request = event.request
         orphaned = attempts[request].sent.session in cancelled
+        if isinstance(event, Ended):
+            start = attempts[request].sent.prompt_tokens + event.tokens
+            end = start + event.in_flight_tokens
+            found[request].append(_Stretch(start, end, request, False, orphaned, in_flight=True))
+            continue
         middle, end = event.position + min(event.tokens, undelivered[request]), event.position + event.tokens
         undelivered[request] -= middle - event.position
         if middle > event.position:
@@ -174,9 +239,9 @@ def _stretches(trace: Trace) -> list[list[_Stretch]]:
     return found
 
 
-def _decoding(events: Iterable[Event]) -> Iterator[Decoded | Cancelled]:
+def _decoding(events: Iterable[Event]) -> Iterator[Decoded | Cancelled | Ended]:
     for event in events:
-        if isinstance(event, Decoded | Cancelled):
+        if isinstance(event, Decoded | Cancelled) or (isinstance(event, Ended) and event.in_flight_tokens):
             yield event
 
 
@@ -199,10 +264,18 @@ def _turn_pieces(
             return "dropped"
         if limit is not None and position >= limit:
             return "overrun"
+        if stretch.in_flight:
+            return "in_flight"
         if any(start <= position < end for start, end in kept):
             return "kept"
         return "sliced" if stretch.delivered else "discarded"
 
+    for stretch in stretches:
+        # No retry, though the resume decodes its position once more.
+        if stretch.in_flight:
+            assert stretch.end == stretch.start + 1, "a step decodes one token of a request"
+            yield Piece(session, turn.started.turn, stretch.request, stretch.start, 1, fate(stretch.start, stretch))
+    stretches = [stretch for stretch in stretches if not stretch.in_flight]
     cuts = {cut for stretch in stretches for cut in (stretch.start, stretch.end)}
     cuts.update(cut for ends in kept for cut in ends)
     if limit is not None:

@@ -35,6 +35,7 @@ class Lengths:
     """The lengths of a load in tokens. `responses` has a column a turn, `NEVER` where the model does not stop.
 
     `tool_tokens`, `tool_time_s`: what a tool answers between two turns. `note`: what a reader of results must know.
+    `group`: so many in a row share one prompt.
     """
 
     prompts: NDArray[np.int64]
@@ -42,6 +43,7 @@ class Lengths:
     tool_tokens: int = 0
     tool_time_s: float = 0.0
     note: str = ""
+    group: int = 1
 
     def __post_init__(self) -> None:
         assert self.responses.shape[0] == len(self.prompts) > 0, "a load has as many responses as prompts"
@@ -122,7 +124,9 @@ def named(name: str, count: int, seed: int, *, most_prompt: int) -> Lengths:
         places = random.Random(seed + 101 + turn).sample(range(count), endless)
         lengths[places] = NEVER
         columns.append(lengths)
-    return Lengths(prompts, np.stack(columns, axis=1), load.tool_tokens, 1.0 if load.turns > 1 else 0.0)
+    return Lengths(
+        prompts, np.stack(columns, axis=1), load.tool_tokens, 1.0 if load.turns > 1 else 0.0, group=load.group
+    )
 
 
 # Files

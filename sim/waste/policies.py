@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from sim.case import PauseMode
+
 CLIENTS = {
     "deferred": "the client sets no limit and leaves it to the server (verl up to 0.8.0)",
     "pinned": "the client pins what is left of the budget (verl from 0.9.0)",
@@ -10,13 +12,13 @@ MODIFIERS = {
     "partial-off": "an aborted response is dropped instead of resumed",
     "sticky": "a session goes back to its replica (the default)",
     "not-sticky": "each attempt goes to the least loaded replica",
-    "cache-cleared": "an abort clears the prefix cache, a resume prefills again (the default)",
+    "cache-cleared": "an update clears the prefix cache, what goes on after it prefills again (the default)",
+    "cache-kept": "an update leaves the KV of older weights in place, and what goes on after it takes that over",
+    "keep": "an update freezes the requests, which go on after it (vLLM's pause mode keep)",
+    "wait": "an update waits until the running requests have ended (vLLM's pause mode wait)",
 }
-NOT_YET = {
-    "cache-kept": "the simulated servers have no prefix cache yet: what a resume would find in it is not known",
-    "keep": "the simulated servers abort at a weight update and cannot yet freeze their requests and go on",
-}
-"""What will be compared once the servers can do it, and why it cannot be now."""
+_EXCLUSIVE = (("sticky", "not-sticky"), ("cache-cleared", "cache-kept"), ("keep", "wait"))
+_ABORTS_NOTHING = ("keep", "wait")
 
 DEFAULT = ("deferred", "pinned")
 _BASE = "pinned"
@@ -37,6 +39,13 @@ class Policy(NamedTuple):
     sut: str
     partial_rollout: bool = True
     sticky: bool = True
+    reset_prefix_cache: bool = True
+    pause_mode: PauseMode = "abort"
+
+    @property
+    def needs_engine(self) -> bool:
+        """Whether what it does shows only where there are steps and KV."""
+        return not self.reset_prefix_cache or self.pause_mode != "abort"
 
     @property
     def builtin_client(self) -> str | None:
@@ -48,14 +57,11 @@ class Policy(NamedTuple):
 def parse(text: str) -> Policy:
     """A client of `CLIENTS` or any SUT's name, with `MODIFIERS` after a `+`; modifiers alone are put on `pinned`."""
     words = text.split("+")
-    for word in words:
-        if word in NOT_YET:
-            raise PolicyError(f"policy {text!r}: {word} cannot be expressed yet: {NOT_YET[word]}")
     client = _BASE if words[0] in MODIFIERS else words.pop(0)
     for word in words:
         if word not in MODIFIERS:
             raise PolicyError(f"policy {text!r}: unknown {word!r}; after + come {', '.join(MODIFIERS)}")
-    for one, other in (("sticky", "not-sticky"),):
+    for one, other in _EXCLUSIVE + tuple((mode, "partial-off") for mode in _ABORTS_NOTHING):
         if one in words and other in words:
             raise PolicyError(f"policy {text!r}: {one} and {other} exclude each other")
     is_sut = client == "verl" or ":" in client
@@ -66,4 +72,11 @@ def parse(text: str) -> Policy:
             f"MODULE:FACTORY)"
         )
     sut = client if is_sut else f"reference:{client}"
-    return Policy(text, sut, "partial-off" not in words, "not-sticky" not in words)
+    return Policy(
+        text,
+        sut,
+        partial_rollout="partial-off" not in words,
+        sticky="not-sticky" not in words,
+        reset_prefix_cache="cache-kept" not in words,
+        pause_mode="keep" if "keep" in words else "wait" if "wait" in words else "abort",
+    )

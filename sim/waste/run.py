@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from sim.case import MAX_TOKENS, Budget, CaseError, ServerSettings
+from sim.case import MAX_TOKENS, Budget, CaseError, EngineSettings, ServerSettings
 from sim.durations import seconds_of
 from sim.report import plots
 from sim.report import waste as report
@@ -28,6 +28,15 @@ from sim.waste.loads import DEFAULT_COUNT, DEFAULT_LOAD, LOADS, SUFFIXES
 from sim.waste.what_if import Comparison, Setting
 
 INTERRUPTED = 130
+ENGINE_OPTIONS = (
+    "num_gpu_blocks",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+)
+"""Fields of `EngineSettings` that have an option: one that is given puts the servers on simulated engines."""
 DEFAULT_UPDATES = ("1000", "2000", "4000", "8000", "16000", "32000")
 _DEFAULT_LENGTHS = {"prompt_length": 2048, "response_length": 8192, "max_model_len": None}
 ERRORS = (
@@ -51,6 +60,7 @@ class Options:
         self.of_verl = {} if given["source"] is None else read_verl.read(given["source"], os.environ)
         self.named = LOADS.get(given["load_name"] or ("" if given["prompts"] else DEFAULT_LOAD))
         self.setting = self._setting()
+        self.latency: cost.Spelled | None = None
         self.price = self._price()
         self.is_single = given["prompt_tokens"] is not None or given["abort_every_tokens"] is not None
         if given["plot"] is not None:
@@ -73,11 +83,12 @@ class Options:
         assert prompt_length is not None
         assert response_length is not None
         positions = max(32_768, prompt_length + response_length, context or 0)
+        engine = {name: given[name] for name in ENGINE_OPTIONS if given[name] is not None}
         server = ServerSettings(
             dialect=given["dialect"] or self.of_verl.get("dialect", "vllm"),
             token_time_s=given["token_time_s"],
             prefill_s=given["prefill_s"],
-            engine=None,
+            engine=EngineSettings(**engine),
         )
         setting = Setting(
             budget=Budget(prompt_length, response_length, UNSET if context is None else context, positions),
@@ -88,6 +99,7 @@ class Options:
             spread_s=given["spread_s"],
             seed=given["seed"],
             simulate=given["simulate"],
+            with_engine=bool(engine) or any(policy.needs_engine for policy in self.policies),
         )
         what_if.check_setting(setting)
         return setting
@@ -102,8 +114,9 @@ class Options:
             return None
         if given["batch"] is None and given["prompt_tokens"] is None:
             raise cost.LatencyError("--latency needs --batch: how many responses a replica decodes at once")
-        gpus = given["gpus_per_replica"] or self.of_verl.get("gpus_per_replica")
-        return report.Price(cost.parse(given["latency"]), given["batch"] or 1, gpus)
+        self.latency = cost.parse(given["latency"])
+        gpus = given["gpus_per_replica"] or self.of_verl.get("gpus_per_replica") or self.latency.gpus
+        return report.Price(self.latency.latency, given["batch"] or 1, gpus)
 
     @property
     def spelled_token_time_s(self) -> float | None:
@@ -115,9 +128,17 @@ class Options:
     def about(self) -> str:
         """The settings in one line."""
         budget, server = self.setting.budget, self.setting.server
-        return (
+        lengths_and_grants = (
             f"prompt_length {budget.prompt_length} · response_length {budget.response_length} · "
             f"max_model_len {budget.context_tokens} · {server.dialect} grants"
+        )
+        if not self.setting.with_engine or server.engine is None:
+            return lengths_and_grants
+        config = server.engine.config(budget.context_tokens)
+        return (
+            f"{lengths_and_grants}\nengines of {config.usable_blocks:,} KV blocks of {config.block_size} tokens · "
+            f"max_num_seqs {config.max_num_seqs:,} · max_num_batched_tokens {config.max_num_batched_tokens:,} · "
+            f"prefix caching {'on' if config.enable_prefix_caching else 'off'}"
         )
 
 
@@ -171,7 +192,7 @@ def _settings_data(options: Options) -> dict[str, Any]:
         "response_length": setting.budget.response_length,
         "max_model_len": setting.budget.context_tokens,
     }
-    data["server"] = msgspec.structs.asdict(setting.server)
+    data["server"] = msgspec.to_builtins(msgspec.structs.asdict(setting.of_servers))
     data["latency"] = options.given["latency"]
     return data
 
@@ -184,11 +205,13 @@ def _tell_rest(totals: list[tuple[str, Waste]], options: Options) -> None:
         click.echo(f"  {line}")
     click.echo()
     worst = max(wastes, key=lambda one: one.fates["overrun"].tokens)
-    for sentence in (report.depth_line(worst, options.price), report.prefill_line(wastes[0])):
+    for sentence in (report.depth_line(worst, options.price), report.prefill_line(*totals[0], options.price)):
         if sentence is not None:
             click.echo(sentence)
     for line in report.saving_lines(totals, options.price):
         click.echo(line)
+    if options.latency is not None and options.price is not None:
+        click.echo(f"Time: {options.latency.about}; {options.price.batch} responses at once.")
 
 
 # A load
@@ -327,6 +350,9 @@ def _tell_load(options: Options, load: lengths.Lengths, comparison: Comparison) 
     if comparison.interrupted:
         click.echo("\n  interrupted: the sums below are over the intervals that all policies have")
     _tell_rest(report.totals(comparison), options)
+    late = report.wait_line(comparison)
+    if late is not None:
+        click.echo(late)
     click.echo(f"({report.how_line(comparison)})")
 
 

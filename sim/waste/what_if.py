@@ -1,6 +1,6 @@
 """The same load under several policies and update intervals: what each of them wastes."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,13 +19,14 @@ from sim.case import (
     Session,
     Turn,
     WeightUpdate,
+    When,
 )
 from sim.clock import NS_PER_S, to_ns
 from sim.sut.registry import load_sut
 from sim.trace import Trace, WorldEnded
 from sim.waste.closed_form import NEVER
 from sim.waste.independent import Pace, waste_of_all
-from sim.waste.ledger import Waste, waste_of
+from sim.waste.ledger import Waste, mean_update_wait_s, waste_of
 from sim.waste.lengths import Lengths
 from sim.waste.policies import UPDATE_MODES, Policy
 from sim.world import run_world
@@ -66,6 +67,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     simulate: bool = False
     """Whether everything is simulated, even where computing it is exact."""
+    with_engine: bool = False
+    """Whether the servers run on `server.engine`, with steps and KV, or decode at a constant rate whatever happens."""
+
+    @property
+    def of_servers(self) -> ServerSettings:
+        return self.server if self.with_engine else msgspec.structs.replace(self.server, engine=None)
 
     @property
     def leaving(self) -> tuple[int, ...]:
@@ -80,6 +87,8 @@ class Row:
     update_tokens: int | None
     waste: Waste
     how: How
+    update_wait_s: float | None = None
+    """How late the new weights came on average: an update may have to wait for the requests. None: not simulated."""
 
 
 @dataclass
@@ -162,9 +171,10 @@ def _row(setting: Setting, load: Lengths, policy: Policy, interval: int | None, 
 
         computed = compute(np.arange(len(load)))
     if computed is None:
-        return Row(policy.name, interval, _simulated(setting, load, policy, interval, range(len(load))), "simulated")
+        case, trace = _ran(setting, load, policy, interval, list(range(len(load))))
+        return Row(policy.name, interval, waste_of(case, trace), "simulated", mean_update_wait_s(case, trace))
     sample = np.unique(np.linspace(0, len(load) - 1, SAMPLE).astype(np.int64))
-    expected, found = compute(sample), _simulated(setting, load, policy, interval, sample.tolist())
+    expected, found = compute(sample), waste_of(*_ran(setting, load, policy, interval, sample.tolist()))
     if expected != found:
         raise Disagreement(f"{policy.name}, update every {interval} tokens: computed {expected}, simulated {found}")
     comparison.sampled += len(sample)
@@ -176,14 +186,14 @@ def is_independent(setting: Setting, load: Lengths) -> bool:
 
     The servers decode at a constant rate, however many there are; one that queues, batches or preempts must end here.
     """
-    return load.turns == 1 and not setting.server.admission_s and not setting.leaving
+    return load.turns == 1 and not setting.server.admission_s and not setting.leaving and not setting.with_engine
 
 
 # Worlds
 
 
 def arrivals_ns(setting: Setting, load: Lengths, interval: int | None) -> NDArray[np.int64]:
-    """When each response arrives: evenly over the spread, in the order of the load, on the tick."""
+    """When each response arrives: evenly over the spread, in the order of the load, on the tick; a group at once."""
     token_ns = to_ns(setting.server.token_time_s)
     if setting.spread_s is not None:
         spread_ns = to_ns(setting.spread_s)
@@ -192,15 +202,23 @@ def arrivals_ns(setting: Setting, load: Lengths, interval: int | None) -> NDArra
         mean_tokens = round(float(usual.mean()))
         spread_ns = token_ns * (mean_tokens if interval is None else interval * -(-mean_tokens // interval))
     tick_ns = ARRIVAL_TICK_TOKENS * token_ns
-    ticks = np.arange(len(load)) * (spread_ns // len(load)) // tick_ns
+    first = np.arange(len(load)) // load.group * load.group
+    ticks = first * (spread_ns // len(load)) // tick_ns
     return ticks * tick_ns + _ARRIVAL_OFFSET_TOKENS * token_ns
 
 
-def _simulated(setting: Setting, load: Lengths, policy: Policy, interval: int | None, chosen: Iterable[int]) -> Waste:
-    case = case_of(setting, load, policy, interval, list(chosen))
-    trace = run_world(case, load_sut(policy.sut))
-    _check_ended(trace)
-    return waste_of(case, trace)
+def _ran(
+    setting: Setting, load: Lengths, policy: Policy, interval: int | None, chosen: list[int]
+) -> tuple[Case, Trace]:
+    """A world that had updates until its end: requests that queue for an engine take longer than anyone can foresee."""
+    for times in (1, 4, 16, 64, 256, 1024):
+        case = case_of(setting, load, policy, interval, chosen, times)
+        trace = run_world(case, load_sut(policy.sut))
+        _check_ended(trace)
+        updated_until_ns = len(case.faults) * pace_of(setting, interval).update_ns
+        if interval is None or not setting.with_engine or trace.events[-1].t_ns <= updated_until_ns:
+            return case, trace
+    raise WhatIfError(f"an update every {interval} tokens: the responses do not come to an end")
 
 
 def _check_ended(trace: Trace) -> None:
@@ -210,17 +228,26 @@ def _check_ended(trace: Trace) -> None:
         raise WhatIfError(f"the world did not come to its end ({reason}): its waste says nothing")
 
 
-def case_of(setting: Setting, load: Lengths, policy: Policy, interval: int | None, chosen: list[int]) -> Case:
-    """The world of some responses of a load, with as many weight updates as it can need."""
+def case_of(
+    setting: Setting, load: Lengths, policy: Policy, interval: int | None, chosen: list[int], times: int = 1
+) -> Case:
+    """The world of some responses of a load, with as many weight updates as it can need where nothing queues, and
+    `times` as many."""
     arrivals = arrivals_ns(setting, load, interval)
-    sessions = tuple(_session(load, index, int(arrivals[index]) / NS_PER_S) for index in chosen)
+    owners: dict[int, int] = {}
+    sessions = []
+    for number, index in enumerate(chosen):
+        owner = owners.setdefault(index // load.group, number)
+        session = _session(load, index, int(arrivals[index]) / NS_PER_S)
+        if owner != number:
+            session = msgspec.structs.replace(session, shares_prompt_with=owner)
+        sessions.append(session)
     return Case(
         budget=setting.budget,
-        sessions=sessions,
-        faults=tuple(_updates(setting, load, interval, int(arrivals[chosen].max()))),
+        sessions=tuple(sessions),
+        faults=tuple(_updates(setting, load, policy, interval, int(arrivals[chosen].max()), times)),
         replicas=setting.replicas,
-        # What is computed at once knows of no steps that requests share.
-        server=msgspec.structs.replace(setting.server, engine=None),
+        server=setting.of_servers,
         router=Router(sticky=policy.sticky),
         partial_rollout=policy.partial_rollout,
         seed=setting.seed,
@@ -233,7 +260,9 @@ def _session(load: Lengths, index: int, arrival_s: float) -> Session:
     return Session(int(load.prompts[index]), (*turns, Turn(lengths[-1])), arrival_s)
 
 
-def _updates(setting: Setting, load: Lengths, interval: int | None, last_arrival_ns: int) -> Iterator[Fault]:
+def _updates(
+    setting: Setting, load: Lengths, policy: Policy, interval: int | None, last_arrival_ns: int, times: int
+) -> Iterator[Fault]:
     """Updates until nothing can be left to decode, however many of them there are."""
     if interval is None:
         return
@@ -241,13 +270,17 @@ def _updates(setting: Setting, load: Lengths, interval: int | None, last_arrival
     tokens = setting.budget.context_tokens + load.turns
     idle_ns = load.turns * to_ns(load.tool_time_s) + last_arrival_ns
     decoded_per_update = (pace.update_ns - pace.idle_ns - pace.prefill_ns) // pace.token_ns
-    count = idle_ns // pace.update_ns + -(-tokens // decoded_per_update) + 2
+    count = times * (idle_ns // pace.update_ns + -(-tokens // decoded_per_update) + 2)
     if count > MOST_FAULTS:
         raise WhatIfError(
             f"an update every {interval} tokens makes {count} updates; at most {MOST_FAULTS} are possible"
         )
     for number in range(1, count + 1):
-        yield WeightUpdate(AtTime(number * pace.update_ns / NS_PER_S), setting.pause_s, setting.leaving)
+        yield _update(setting, policy, AtTime(number * pace.update_ns / NS_PER_S))
+
+
+def _update(setting: Setting, policy: Policy, at: When) -> WeightUpdate:
+    return WeightUpdate(at, setting.pause_s, setting.leaving, policy.reset_prefix_cache, policy.pause_mode)
 
 
 # One response
@@ -266,10 +299,9 @@ def single_case(
     return Case(
         budget=setting.budget,
         sessions=(Session(prompt_tokens, (Turn(stops_after),)),),
-        faults=tuple(WeightUpdate(AfterTokens(0, tokens), setting.pause_s, setting.leaving) for tokens in thresholds),
+        faults=tuple(_update(setting, policy, AfterTokens(0, tokens)) for tokens in thresholds),
         replicas=setting.replicas,
-        # What is computed at once knows of no steps that requests share.
-        server=msgspec.structs.replace(setting.server, engine=None),
+        server=setting.of_servers,
         router=Router(sticky=policy.sticky),
         partial_rollout=policy.partial_rollout,
         seed=setting.seed,

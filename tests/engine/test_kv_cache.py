@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sim.engine import Engine, EngineRequest
 from sim.engine.prefix_cache import name_chains
 from sim.engine.request import Request
+from sim.tokens import TokenIds
 from tests.engine.make import add, make_engine
 
 
@@ -59,6 +62,15 @@ class TestPrefixCache:
         assert [first_block for first_block, _ in other] == [0, 2]
         assert not set(other) & set(counting_up)
         assert names(range(500, 518, 2)) == names(list(range(500, 518, 2)))
+
+    @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=5), st.integers(0, 40))
+    def test_so_have_runs(self, runs: list[tuple[int, int]], output_base: int) -> None:
+        def names(prompt: Sequence[int]) -> list[tuple[int, int]]:
+            request = EngineRequest(request_id="a", prompt_token_ids=prompt, output_base=output_base)
+            return name_chains(Request.from_engine_request(request, 8, "length"), block_size=4)
+
+        prompt = TokenIds(tuple(runs))
+        assert names(prompt) == names(list(prompt))
 
     def test_off_means_off(self) -> None:
         engine = make_engine(enable_prefix_caching=False)

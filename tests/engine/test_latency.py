@@ -92,13 +92,13 @@ def test_a_step_with_a_prompt_stands_alone() -> None:
 
 def test_a_roofline_is_the_weights_and_the_kv_over_the_bandwidth_where_few_decode() -> None:
     stretch = Roofline("H100-SXM", "Qwen2.5-7B", overhead_ns=1000).stretch(decode_totals(8, 8000))
-    weights_ns, kv_ns = 2 * 7.616e9 / 3350, 8000 * (2 * 28 * 4 * 128 * 2) / 3350
+    weights_ns, kv_ns = 2 * 7_615_616_512 / 3350, 8000 * (2 * 28 * 4 * 128 * 2) / 3350
     assert stretch.step_ns == pytest.approx(weights_ns + kv_ns + 1000, rel=1e-6)
 
 
 def test_a_roofline_is_the_sums_over_the_peak_where_a_long_prompt_is_computed() -> None:
     stretch = Roofline("H100-SXM", "Qwen2.5-7B").stretch(StepTotals(8192, 8192, 0, 8192))
-    sums_ns = (8192 * 2 * 7.616e9 + 8192 * 4 * 28 * 28 * 128) / 989e3
+    sums_ns = (8192 * 2 * 7_615_616_512 + 8192 * 4 * 28 * 28 * 128) / 989e3
     assert stretch.step_ns == pytest.approx(sums_ns, rel=1e-6)
 
 
@@ -118,8 +118,31 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
 
 
 def test_every_preset_cites_its_source() -> None:
-    assert all("nvidia.com" in chip.source or "amd.com" in chip.source for chip in HARDWARE.values())
-    assert all("config.json" in net.source for net in MODELS.values())
+    for chip in HARDWARE.values():
+        assert "NVIDIA" in chip.source or "AMD" in chip.source
+        assert "datasheet" in chip.source or "data sheet" in chip.source
+    assert all(net.source.startswith("config.json of ") for net in MODELS.values())
+
+
+SHAPES = {
+    # vocabulary, hidden, intermediate, embeddings tied to the head, biases on queries, keys and values
+    "Qwen2.5-0.5B": (151_936, 896, 4864, True, True),
+    "Qwen2.5-7B": (152_064, 3584, 18_944, False, True),
+    "Qwen2.5-32B": (152_064, 5120, 27_648, False, True),
+    "Llama-3.1-8B": (128_256, 4096, 14_336, False, False),
+    "Llama-3.1-70B": (128_256, 8192, 28_672, False, False),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_parameters_are_those_of_the_published_shapes(name: str) -> None:
+    net = MODELS[name]
+    vocabulary, hidden, intermediate, tied, biased = SHAPES[name]
+    queries, keys = net.num_attention_heads * net.head_dim, net.num_key_value_heads * net.head_dim
+    attention = (2 * hidden + biased) * queries + 2 * (hidden + biased) * keys
+    layer = attention + 3 * hidden * intermediate + 2 * hidden
+    embeddings = vocabulary * hidden * (1 if tied else 2)
+    assert net.num_parameters == embeddings + net.num_hidden_layers * layer + hidden
 
 
 # Fitted
@@ -153,6 +176,8 @@ def test_no_part_is_negative() -> None:
     ("text", "message"),
     [
         ("batch,seconds\n1,2\n", "no column tokens; needed are batch, tokens, seconds"),
+        ("1,2,0.5\n1,3,0.6\n", "line 1: is '1,2,0.5'; a header line that names the columns batch, tokens, seconds"),
+        ("", "line 1: is ''; a header line"),
         ("batch,tokens,seconds\n", "no measurements"),
         ("batch,tokens,seconds\n1,2,x\n", "line 2: .* has a value that is no number"),
         ("batch,tokens,seconds\n1,2,0.1\n1,2,0\n", "line 3: .*: seconds must be above 0"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.decode import Burst, Moment, Prefill
+from sim.decode import Burst, Moment, Prefill, Stale
 from sim.engine import Engine, EngineConfig, StepTotals
 from sim.engine.latency import Affine, Constant, Fitted, Latency, Roofline
 from sim.engine.timed import TimedEngine
@@ -178,7 +178,7 @@ def test_kv_of_older_weights_is_stale_unless_the_cache_was_reset(reset: bool, pr
     timed.flush(100)
     if reset:
         assert timed.reset_prefix_cache()
-    assert timed.set_weight_version(1) == 0
+    assert timed.set_weight_version(1) == Stale(0, 0)
     timed.add(100, 2, prompt, 1, None)
     assert [burst.prefill for _, burst in run_until(timed, 1000)] == [prefill]
 

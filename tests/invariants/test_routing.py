@@ -1,8 +1,11 @@
 """Routing invariants: each catches its planted bug in one small case, and passes the known-good balancer there."""
 
 import random
+from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sim.case import (
     AbortAll,
@@ -19,7 +22,7 @@ from sim.case import (
     Turn,
     WeightUpdate,
 )
-from sim.invariants import INVARIANTS, judge
+from sim.invariants import INVARIANTS, judge, routing
 from sim.invariants.routing import routing_log
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Message, Trace, TurnEnded, TurnStarted, WorldEnded
@@ -261,16 +264,33 @@ def test_r4_accepts_fair_ties(replicas):
         assert choices([draw.randrange(replicas) for _ in range(200)], replicas)[0] == {}
 
 
+def test_r4_of_many_choices():
+    draw = random.Random(1)
+    assert choices([draw.randrange(5) for _ in range(4000)], 5)[0] == {}
+    assert set(choices([draw.randrange(10) // 4 for _ in range(4000)], 3)[0]) == {"R4"}, "4, 4 and 2 of 10"
+
+
+@given(st.integers(1, 200), st.integers(1, 200), st.data())
+def test_r4_of_many_choices_never_accuses_sooner(twos, threes, data):
+    offered = Counter({2: twos, 3: threes})
+    chosen = data.draw(st.integers(0, twos + threes))
+    exact = routing._chance(offered, chosen, twos / 2 + threes / 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routing, "_MOST_EXACT_CHOICES", 0)
+        assert routing._chance(offered, chosen, twos / 2 + threes / 3) >= exact * (1 - 1e-6)
+
+
 def test_r4_counts_only_ties():
     _, found = log(acquire(0, 0), acquire(1, 1), acquire(2, 0), release(2, 0), replicas=3)
-    assert [len(choice.equals) for choice in found.choices] == [3, 2]
+    assert found.choices.offered == [{3: 1}, {3: 1, 2: 1}, {3: 1, 2: 1}]
+    assert found.choices.chosen == [1, 1, 0]
     _, found = log(acquire(0, 0), acquire(1, 1), acquire(2, 2), replicas=3)
-    assert [len(choice.equals) for choice in found.choices] == [3, 2], "the third had no choice"
+    assert found.choices.chosen == [1, 1, 0], "the third had no choice"
 
 
 def test_r4_does_not_count_a_move_that_could_have_been_a_stay():
     messages = [acquire(0, 0), release(0, 0), acquire(0, 1), release(0, 1)]
-    assert [choice.replica for choice in log(*messages, router=Router(sticky=False))[1].choices] == [0]
+    assert log(*messages, router=Router(sticky=False))[1].choices.chosen == [1, 0]
 
 
 def test_r4_does_not_judge_a_router_that_is_to_take_the_first():

@@ -202,5 +202,5 @@ def test_random_ties_reach_every_replica():
 def test_a_turn_gets_a_budget_of_its_own_and_the_slice_bounds_the_trajectory():
     trace = run(session=Session(4, (Turn(8, 1), Turn())))
     assert limits(trace) == [{"max_tokens": 10}, {"max_tokens": 10}]
-    (session,) = [record.ended for record in trace.ledger.sessions]
+    (session,) = [record.ended for record in trace.ledger.sessions.values()]
     assert (session.response_tokens, session.kept_tokens) == (19, 10)

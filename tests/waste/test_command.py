@@ -67,6 +67,16 @@ def test_the_table_for_a_person():
     assert "pinned instead of deferred: 1,912 tokens fewer decoded (18.9%), as many kept" in result.output
     assert "1.41 × as much" in result.output
     assert "GPU-hours" in result.output
+    assert "GPU-hours" not in run(*SEED, "--latency", "affine:12,40", "--batch", "64").output
+
+
+def test_a_roofline_says_on_how_many_accelerators():
+    result = run(*SEED, "--latency", "roofline:H100-SXM:Llama-3.1-70B:4", "--batch", "64")
+    assert "Llama-3.1-70B on 4 × H100-SXM at their peak" in result.output
+    found = data(*SEED, "--latency", "roofline:H100-SXM:Llama-3.1-70B:4", "--batch", "64")["policies"]["deferred"]
+    assert found["gpu_hours_wasted"] == pytest.approx(found["engine_s"]["wasted"] * 4 / 3600, abs=1e-4)
+    share = found["engine_s"]["overrun"] / found["engine_s"]["decoded"]
+    assert share > 1.1 * found["wasted_share"], "overrun tokens sit deepest"
 
 
 # A load
@@ -93,6 +103,7 @@ def test_simulating_everything_gives_the_same():
         for policy in policies.values():
             for row in policy["by_update_interval"]:
                 del row["how"]
+                row.pop("update_wait_s", None)
     assert computed["policies"] == simulated["policies"]
 
 
@@ -178,6 +189,78 @@ def test_csv(tmp_path):
         assert float(row["engine_s"]) > 0
 
 
+# Engines: caches, pauses, settings
+
+
+def counts(found, *names):
+    return {policy: tuple(ledger[name] for name in names) for policy, ledger in found["policies"].items()}
+
+
+def test_a_cache_that_is_kept_saves_prefill_and_takes_over_stale_kv():
+    policies = ("cache-cleared", "cache-kept", "keep", "keep+cache-kept", "wait")
+    found = data(*SEED, *[word for name in policies for word in ("--policy", name)])
+    assert {(ledger["decoded"], ledger["kept"]) for ledger in found["policies"].values()} == {(8192, 8192)}
+    resumed = sum(136 + aborted for aborted in (2000, 4000, 6000, 8000))
+    blocks = sum((136 + aborted - 1) // 16 * 16 for aborted in (2000, 4000, 6000, 8000))
+    assert counts(found, "recomputed_prefill", "preempted_prefill", "stale_kv") == {
+        "cache-cleared": (resumed, 0, 0),
+        "cache-kept": (resumed - blocks, 0, blocks),
+        "keep": (0, resumed, 0),
+        "keep+cache-kept": (0, 0, resumed - 4),  # the last token of each is not in the KV yet
+        "wait": (0, 0, 0),
+    }
+    table = run(*SEED, "--policy", "cache-cleared", "--policy", "cache-kept").output
+    assert "stale KV" in table
+    assert f"with {blocks:,} tokens of KV taken over from older weights" in table
+    assert "stale KV" not in run(*SEED).output
+
+
+def test_waiting_has_a_price_too():
+    arguments = ("--count", 20, "--update-every", 1000, "--policy", "pinned", "--policy", "wait")
+    waited = data(*arguments)["policies"]["wait"]["by_update_interval"][0]
+    assert waited["recomputed_prefill"] == 0
+    assert waited["update_wait_s"] > 5
+    assert "wait: new weights came late, by " in run(*arguments).output
+
+
+def test_without_a_shortage_an_engine_decodes_what_the_constant_rate_does():
+    computed = data(*SMALL, "--policy", "deferred", "--policy", "pinned")
+    on_engine = data(*SMALL, "--policy", "deferred", "--policy", "pinned", "--max-num-seqs", "512")
+    assert on_engine["policies"]["pinned"]["by_update_interval"][0]["how"] == "simulated"
+    for name in ("deferred", "pinned"):
+        of = ("decoded", "kept", "overrun")
+        assert counts(computed, *of)[name] == pytest.approx(counts(on_engine, *of)[name], rel=0.01)
+
+
+def test_a_small_pool_preempts():
+    arguments = ("--count", 12, "--update-every", 4000, "--policy", "pinned", "--max-model-len", 10240)
+    small = data(*arguments, "--num-gpu-blocks-override", 700)["policies"]["pinned"]
+    large = data(*arguments, "--num-gpu-blocks-override", 7000)["policies"]["pinned"]
+    assert small["preempted_prefill"] > 0 == large["preempted_prefill"]
+    assert small["decoded"] == large["decoded"]
+
+
+def test_updates_that_come_late_are_told():
+    """Where requests queue for an engine, the gate waits for the first token of each."""
+    arguments = ("--count", 12, "--update-every", 1000, "--max-num-seqs", 4)
+    late = data(*arguments)["policies"]["pinned"]["by_update_interval"][0]["update_wait_s"]
+    assert late > 1
+    assert "deferred, pinned: new weights came late" in run(*arguments).output
+    assert "came late" not in run(*arguments[:-1], 512).output
+
+
+def test_groups_find_the_prompt_that_they_share():
+    def cached(*more):
+        arguments = ("--lengths", "groups", "--count", 32, "--update-every", "never", "--policy", "pinned")
+        return data(*arguments, *more)["policies"]["pinned"]
+
+    shared = cached("--block-size", 16)
+    assert shared["cached_prefill"] > shared["prefill"], "seven of eight prompts, but for the rest of a block"
+    alone = cached("--no-enable-prefix-caching")
+    assert alone["cached_prefill"] == 0
+    assert alone["prefill"] == shared["prefill"] + shared["cached_prefill"]
+
+
 # Pictures
 
 
@@ -207,9 +290,18 @@ def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
     ("arguments", "says"),
     [
         (("--policy", "none"), "unknown policy 'none'; known are deferred, pinned, partial-off"),
-        (("--policy", "pinned+keep"), "keep cannot be expressed yet"),
-        (("--policy", "cache-kept"), "no prefix cache yet"),
-        (("--policy", "sticky+not-sticky"), "exclude each other"),
+        (("--policy", "sticky+not-sticky"), "sticky and not-sticky exclude each other"),
+        (("--policy", "cache-kept+cache-cleared"), "cache-cleared and cache-kept exclude each other"),
+        (("--policy", "keep+wait"), "keep and wait exclude each other"),
+        (("--policy", "keep+partial-off"), "keep and partial-off exclude each other"),
+        (("--policy", "keep", "--dialect", "sglang"), "pause_mode is keep: only vLLM has it"),
+        (
+            ("--policy", "wait", "--update-mode", "separate", "--replicas", "2"),
+            "pause_mode is wait: replicas in leaving abort",
+        ),
+        (("--num-gpu-blocks-override", "50"), "num_gpu_blocks is 50: a request of max_model_len (32768 tokens) needs"),
+        (("--max-num-seqs", "64", "--max-num-batched-tokens", "32"), "max_num_seqs is 64: more than"),
+        (("--no-enable-chunked-prefill",), "with enable_chunked_prefill false it must be at least max_model_len"),
         (("--policy", "reference:none"), "unknown SUT"),
         (("--lengths", "none"), "known are seed"),
         (("--prompts", "x", "--responses", "5"), "is no distribution"),
@@ -224,6 +316,8 @@ def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
         (("--update-every", "soon"), "a number of tokens"),
         (("--update-every", "10-5/3"), "goes upwards"),
         (("--latency", "h100", "--batch", "4"), "known are constant:MS"),
+        (("--latency", "roofline:H100:Qwen2.5-7B", "--batch", "4"), "known are A100-SXM-80GB, H100-SXM"),
+        (("--latency", "none.csv", "--batch", "4"), "none.csv: cannot be read"),
         (("--latency", "constant:5"), "--latency needs --batch"),
         (("--batch", "5"), "need --latency"),
         (("--plot", "waste.pdf"), ".pdf is not known"),

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from sim.case import (
     AbortAll,
+    AbortRequest,
     AfterTokens,
     AtTime,
     Budget,
     CancelClient,
     Case,
+    EngineSettings,
     Limit,
     ServerSettings,
     Session,
@@ -24,8 +26,8 @@ from sim.search.schedules import under_schedules
 from sim.search.strategies import response_cases, routing_cases
 from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
-from sim.sut.registry import builtin_names, load_sut
-from sim.trace import Decoded
+from sim.sut.registry import CLEAN, builtin_names, load_sut
+from sim.trace import Decoded, Ended
 from sim.waste.ledger import FATES, LOSSES, Tally, pieces_of, tally, waste_of
 from sim.world import run_world
 
@@ -80,6 +82,8 @@ ALONE = {
         {"sliced": 3, "kept": 10},
     ),
     "discarded": (Case(BUDGET, (ONE,)), own(GivingUpClient), {"discarded": 10}),
+    # The abort comes in the middle of the step of the fifth token, and the resume decodes that one again.
+    "in_flight": (Case(BUDGET, (ONE,), (AbortRequest(AtTime(0.045), 0),)), CLEAN, {"in_flight": 1, "kept": 10}),
 }
 
 
@@ -150,7 +154,55 @@ def test_a_world_that_never_ends_keeps_nothing():
     assert wasted(case, "reference:stuck-gate") == {"sliced": 4}
 
 
+def test_a_token_in_flight_is_first_what_the_others_are_too():
+    aborted = AbortRequest(AtTime(0.045), 0)
+    assert wasted(Case(BUDGET, (ONE,), (aborted,), partial_rollout=False)) == {"dropped": 5}
+    cancelled = (CancelClient(AtTime(0.005), 0), aborted)
+    assert wasted(Case(BUDGET, (ONE, ONE), cancelled)) == {"zombie": 5, "kept": 10}
+    late = (AbortAll(AfterTokens(0, 4), 0), AbortRequest(AtTime(0.04 + 1.0 + 0.085), 0))
+    assert wasted(Case(BUDGET, (ONE,), late), "reference:deferred") == {"overrun": 7, "kept": 10}
+
+
 # Prefill, depth
+
+
+def prefill(case, sut=CLEAN):
+    """(first, of resumes, after preemptions, found in the cache, stale)"""
+    waste = waste_of(case, run_world(case, load_sut(sut)))
+    counts = (waste.prefill_tokens, waste.recomputed_tokens, waste.preempted_tokens)
+    return (*counts, waste.cached_tokens, waste.stale_kv_tokens)
+
+
+LONG = Budget(prompt_length=64, response_length=40, max_model_len=128)
+
+
+def updated(**fault):
+    return Case(LONG, (Session(50),), (WeightUpdate(AfterTokens(0, 20), **fault),))
+
+
+def test_where_kv_came_from_over_an_update():
+    assert prefill(updated()) == (50, 70, 0, 0, 0)
+    assert prefill(updated(reset_prefix_cache=False)) == (50, 6, 0, 64, 64)
+    assert prefill(updated(pause_mode="keep")) == (50, 0, 70, 0, 0)
+    assert prefill(updated(pause_mode="keep", reset_prefix_cache=False)) == (50, 0, 0, 0, 69)
+    assert prefill(updated(pause_mode="wait")) == (50, 0, 0, 0, 0)
+
+
+def test_a_preemption_is_counted_apart_from_a_resume():
+    """Nine blocks for two requests of up to six each: the later one gives its own back and computes them again."""
+    engine = EngineSettings(num_gpu_blocks=10, enable_prefix_caching=False)
+    case = Case(Budget(64, 40, 96), (Session(50), Session(50)), server=ServerSettings(engine=engine))
+    first, resumed, preempted, cached, stale = prefill(case)
+    assert (first, resumed, cached, stale) == (100, 0, 0, 0)
+    assert preempted > 50
+    assert wasted(case) == {"kept": 80}
+
+
+def test_an_abort_in_the_middle_of_a_prefill_counts_what_was_computed():
+    engine = EngineSettings(max_num_batched_tokens=16)
+    case = Case(LONG, (Session(50),), (AbortRequest(AtTime(0.025), 0),), server=ServerSettings(engine=engine))
+    assert prefill(case)[:2] == (48, 50), "three chunks of it, and all of it by the resume"
+    assert wasted(case) == {"kept": 40}
 
 
 def test_a_resume_recomputes_its_whole_prompt():
@@ -196,8 +248,14 @@ def test_the_fates_add_up_to_what_was_decoded(case, subject, schedule):
     waste = waste_of(case, trace)
 
     decoded = [event for event in trace.events if isinstance(event, Decoded)]
-    assert waste.decoded.tokens == sum(event.tokens for event in decoded)
-    assert waste.decoded.kv_tokens == sum(sum(range(e.position, e.position + e.tokens)) for e in decoded)
+    in_flight = [
+        (trace.ledger.attempts[event.request].sent.prompt_tokens + event.tokens, event.in_flight_tokens)
+        for event in trace.events
+        if isinstance(event, Ended)
+    ]
+    every = [(event.position, event.tokens) for event in decoded] + in_flight
+    assert waste.decoded.tokens == sum(tokens for _, tokens in every)
+    assert waste.decoded.kv_tokens == sum(sum(range(start, start + tokens)) for start, tokens in every)
     assert waste.wasted.tokens + waste.kept_tokens == waste.decoded.tokens
     assert all(piece.tokens > 0 and piece.fate in FATES for piece in pieces_of(case, trace))
 
@@ -207,5 +265,5 @@ def test_the_fates_add_up_to_what_was_decoded(case, subject, schedule):
         mine = set(range(piece.position, piece.position + piece.tokens))
         assert not positions & mine, "a token has two fates"
         positions |= mine
-    sessions = [ended.kept_tokens for session in trace.ledger.sessions if (ended := session.ended) is not None]
+    sessions = [ended.kept_tokens for session in trace.ledger.sessions.values() if (ended := session.ended) is not None]
     assert waste.kept_tokens <= min(sum(sessions), waste.delivered_tokens)

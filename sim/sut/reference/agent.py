@@ -5,11 +5,13 @@ and what goes beyond is sliced away at the end. A session of one turn is its Sin
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sim.case import Turn
 from sim.sut.interface import Client
+from sim.tokens import TokenIds, Tokens
 
 
 @dataclass(slots=True)
@@ -23,7 +25,7 @@ class Trajectory:
 async def run_turns(
     client: Client,
     request_id: str,
-    prompt_ids: list[int],
+    prompt_ids: Tokens,
     turns: tuple[Turn, ...],
     sampling_params: dict[str, Any],
     response_length: int,
@@ -33,7 +35,6 @@ async def run_turns(
     origin = prompt_ids[0]
     for number, turn in enumerate(turns):
         output = await client.generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
-        prompt_ids = prompt_ids + list(output.token_ids)
         _account(trajectory, len(output.token_ids), response_length)
         last = number == len(turns) - 1
         if last or trajectory.response_tokens >= response_length:
@@ -42,9 +43,15 @@ async def run_turns(
             await asyncio.sleep(turn.tool_time_s)
         if trajectory.response_tokens + turn.tool_tokens >= response_length:
             break
-        position = len(prompt_ids)
-        prompt_ids = prompt_ids + list(range(origin + position, origin + position + turn.tool_tokens))
+        prompt_ids = _extended(prompt_ids, output.token_ids)
+        position = origin + len(prompt_ids)
+        prompt_ids = _extended(prompt_ids, range(position, position + turn.tool_tokens))
         _account(trajectory, turn.tool_tokens, response_length)
+
+
+def _extended(ids: Tokens, more: Sequence[int]) -> Tokens:
+    """New ids, of the kind that they were."""
+    return ids + more if isinstance(ids, TokenIds) else [*ids, *more]
 
 
 def _account(trajectory: Trajectory, tokens: int, response_length: int) -> None:

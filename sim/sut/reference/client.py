@@ -7,6 +7,7 @@ from typing import Any
 
 from sim.server import TokenOutput
 from sim.sut.interface import Config
+from sim.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ class DeferredClient:
     it to the unused prompt allowance instead of the response.
     """
 
+    takes_runs = True
+
     def __init__(self, config: Config, balancer: Any) -> None:
         self.config = config
         self.balancer = balancer
@@ -34,7 +37,7 @@ class DeferredClient:
         return next((sampling_params[key] for key in LIMIT_KEYS if sampling_params.get(key) is not None), None)
 
     async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+        self, request_id: str, *, prompt_ids: Tokens, sampling_params: dict[str, Any], **kwargs: Any
     ) -> TokenOutput:
         """One response, resumed after every abort while `partial_rollout` is on."""
         budget = self.response_tokens(sampling_params)
@@ -62,7 +65,7 @@ class DeferredClient:
         return context_full or (budget is not None and generated_tokens >= budget)
 
     async def attempt(
-        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+        self, request_id: str, prompt_ids: Tokens, sampling_params: dict[str, Any], **kwargs: Any
     ) -> TokenOutput:
         """One request: acquire a server, generate, release it whatever happens."""
         server_id, server = await self.acquire(request_id)
@@ -93,9 +96,9 @@ class DeferredClient:
 
     def merge(self, final: TokenOutput, output: TokenOutput) -> None:
         """Appends an attempt's output to the response."""
-        final.token_ids.extend(output.token_ids)
+        final.token_ids = final.token_ids + output.token_ids
         if output.log_probs is not None and final.log_probs is not None:
-            final.log_probs.extend(output.log_probs)
+            final.log_probs = final.log_probs + output.log_probs
         final.stop_reason = output.stop_reason
         version = output.extra_fields.get("global_steps")
         if output.token_ids:

@@ -1,0 +1,54 @@
+"""Worlds of a load on engines: updates until the end, shared prompts, and how late an update was."""
+
+import numpy as np
+
+from sim.case import AfterTokens, Budget, Case, EngineSettings, ServerSettings, Session, WeightUpdate
+from sim.sut.registry import load_sut
+from sim.trace import WorldEnded
+from sim.waste.ledger import mean_update_wait_s
+from sim.waste.lengths import Lengths
+from sim.waste.policies import parse
+from sim.waste.what_if import Setting, _ran, arrivals_ns, case_of, pace_of
+from sim.world import run_world
+
+BUDGET = Budget(100, 400, 600)
+
+
+def setting(**engine):
+    return Setting(budget=BUDGET, with_engine=True, server=ServerSettings(engine=EngineSettings(**engine)))
+
+
+def load(count, group=1):
+    return Lengths(np.full(count, 50), np.full((count, 1), 300), group=group)
+
+
+def test_responses_that_queue_have_updates_to_their_end():
+    """One at a time they take far longer than updates were foreseen for."""
+    policy, queued = parse("cache-kept"), setting(max_num_seqs=1)
+    foreseen = case_of(queued, load(12), policy, 200, list(range(12)))
+    case, trace = _ran(queued, load(12), policy, 200, list(range(12)))
+    end = trace.events[-1]
+    assert isinstance(end, WorldEnded)
+    update_ns = pace_of(queued, 200).update_ns
+    assert len(foreseen.faults) * update_ns < end.t_ns <= len(case.faults) * update_ns
+
+
+def test_a_group_arrives_at_once_and_shares_its_prompt():
+    grouped = load(8, group=4)
+    assert len(set(arrivals_ns(setting(), grouped, None).tolist())) == 2
+    case = case_of(setting(), grouped, parse("pinned"), None, list(range(8)))
+    assert [session.shares_prompt_with for session in case.sessions] == [None, 0, 0, 0, None, 4, 4, 4]
+    some = case_of(setting(), grouped, parse("pinned"), None, [1, 3, 6])
+    assert [session.shares_prompt_with for session in some.sessions] == [None, 0, None]
+
+
+def waited_s(mode, pause_s=1.0):
+    case = Case(BUDGET, (Session(50),), (WeightUpdate(AfterTokens(0, 100), pause_s, pause_mode=mode),))
+    return mean_update_wait_s(case, run_world(case, load_sut("reference:pinned")))
+
+
+def test_how_late_an_update_was():
+    assert waited_s("abort") == waited_s("keep") == 0
+    assert waited_s("wait") == waited_s("wait", 7.0) == 3.0, "300 tokens were left"
+    case = Case(BUDGET, (Session(50),))
+    assert mean_update_wait_s(case, run_world(case, load_sut("reference:pinned"))) == 0
