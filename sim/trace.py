@@ -403,8 +403,8 @@ class Trace:
         self.add: Callable[[Event], None] = self.events.append
         """Takes an event, unless the trace is sealed."""
         self.raised: dict[tuple[int, int], StackSummary] = {}
-        """Where the exception of a call came from, by (session, turn), for the first `MOST_RAISED_KEPT` of them. No event:
-        it differs from machine to machine."""
+        """Where the exception of a call came from, by (session, turn), for the first `MOST_RAISED_KEPT`. No event: it
+        differs from machine to machine."""
         self._sessions = sessions
         self._derived: dict[Any, Any] = {}
 
