@@ -70,14 +70,14 @@ def catch(named_suts, pytestconfig, request):
     skip_other_kinds(pytestconfig, request.module.KIND)
 
     def run(planted_name: str):
-        number = PLANTED[planted_name].invariant
+        planted = PLANTED[planted_name]
+        number = planted.invariant
         sut = load_sut(f"reference:{planted_name}")
         campaign = search(sut, request.module.KIND, worlds=WORLDS_TO_CATCH, numbers=(number,))
         assert campaign.finds, f"{sut.name} was not caught by {number} in {campaign.worlds} worlds"
         case = campaign.finds[0].case
-        most_sessions, most_faults = MOST_PARTS.get(planted_name, (2, 2))
-        assert len(case.sessions) <= most_sessions, dumps(case)
-        assert len(case.faults) <= most_faults, dumps(case)
+        assert len(case.sessions) <= planted.most_sessions, dumps(case)
+        assert len(case.faults) <= 2, dumps(case)
         assert len(case.schedule.deviations) <= 3, dumps(case)
         return campaign.finds[0]
 
@@ -85,9 +85,6 @@ def catch(named_suts, pytestconfig, request):
 
 
 WORLDS_TO_CATCH = 3000
-
-MOST_PARTS = {"favourite": (48, 0)}
-"""Sessions and faults of the smallest case, where it takes many to tell favour from chance."""
 
 
 @pytest.fixture

@@ -187,7 +187,9 @@ def own() -> SimpleNamespace:
     try:
         release = installed.release()
     except PreflightError:
-        pytest.skip("verl is not installed: its own _validate_configs not held against preflight")
+        pytest.skip(
+            "preflight is held against verl's _validate_configs where verl is installed (pip install 'rollcage[verl]')"
+        )
     utils = pytest.importorskip("verl.workers.rollout.utils", reason="verl cannot be imported here")
     config = pytest.importorskip("verl.workers.config", reason="verl cannot be imported here")
     log, logger = _Log(), logging.getLogger("verl under test")

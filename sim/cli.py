@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from sim.durations import Seconds
+
 if TYPE_CHECKING:
     from sim.case import Case
     from sim.corpus import Entry, Replay
@@ -121,6 +123,16 @@ def _finite(_ctx: click.Context, _parameter: click.Parameter, value: float | Non
     return value
 
 
+class _Kind(click.Choice[str]):
+    """Says where the invariants are looked after that no world can break."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "config":
+            where = "rollcage preflight and properties/test_config.py hold them"
+            self.fail(f"'config': C1, C2 and C3 are about start-up, before there is a world to hunt in; {where}", param)
+        return super().convert(value, param, ctx)
+
+
 @main.command()
 @click.option(
     "--sut", "names", multiple=True, metavar="NAME", help="What to test; repeatable. Without it: a demonstration."
@@ -128,10 +140,10 @@ def _finite(_ctx: click.Context, _parameter: click.Parameter, value: float | Non
 @click.option(
     "--against", metavar="NAME", help="Run this SUT on the same worlds and report where the two first differ."
 )
-@click.option("--kind", "kinds", multiple=True, type=click.Choice(_KINDS), help="Which invariants; repeatable.")
+@click.option("--kind", "kinds", multiple=True, type=_Kind(_KINDS), help="Which invariants; repeatable.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, _MOST_SECONDS, min_open=True),
+    type=Seconds(0, _MOST_SECONDS, min_open=True),
     callback=_finite,
     help="How long to search a SUT (default 10).",
 )
@@ -200,7 +212,7 @@ def hunt(
         text = (
             json.dumps(_hunt_json(campaigns, seed, paths))
             if as_json
-            else "\n".join(_told_hunt(campaigns, seed, paths, demonstration))
+            else "\n".join(_told_hunt(campaigns, other, seed, paths, demonstration))
         )
     if broken is None or any(campaign.finds for campaign in campaigns):
         click.echo(text)
@@ -255,6 +267,7 @@ def _hunt_one(
     """Searches the worlds of each strategy that the kinds need, the bounds shared out among them."""
     from sim.invariants import numbers_of
     from sim.search.campaign import Bounds, Campaign, run_campaign
+    from sim.search.classics import classic_cases
     from sim.search.compare import DIFFERS
     from sim.search.compare import against as compare_against
     from sim.search.strategies import STRATEGIES
@@ -278,7 +291,10 @@ def _hunt_one(
             numbers = numbers_of(group) if only is None else (only,)
             if compare is not None:
                 numbers = (DIFFERS,)
-            part = run_campaign(sut, strategy(**options), numbers, seed, bounds, progress, compare, stop=stop)
+            classics = classic_cases(group, **options)
+            part = run_campaign(
+                sut, strategy(**options), numbers, seed, bounds, progress, compare, stop=stop, classics=classics
+            )
             whole.add(part)
             if part.interrupted or part.breakdown is not None or (compare is not None and part.finds):
                 break
@@ -348,12 +364,17 @@ def _hunt_json(campaigns: "list[Campaign]", seed: int, paths: dict[int, str]) ->
     }
 
 
-def _told_hunt(campaigns: "list[Campaign]", seed: int, paths: dict[int, str], demonstration: bool) -> Iterator[str]:
+def _told_hunt(
+    campaigns: "list[Campaign]", other: "Sut | None", seed: int, paths: dict[int, str], demonstration: bool
+) -> Iterator[str]:
     from sim.report.explain import find_report
 
     for campaign in campaigns:
         numbers = ", ".join(find.invariant for find in campaign.finds) or "clean"
-        yield f"{campaign.sut.key}: {numbers}  ({campaign.worlds} worlds, {campaign.worlds_per_s:.0f}/s, seed {seed})"
+        if other is not None:
+            numbers = f"{'differs from' if campaign.finds else 'does the same as'} {other.key}"
+        worlds = f"{campaign.worlds} world{'s' * (campaign.worlds != 1)}"
+        yield f"{campaign.sut.key}: {numbers}  ({worlds}, {campaign.worlds_per_s:.0f}/s, seed {seed})"
         for find in campaign.finds:
             yield "\n" + _indented(find_report(campaign.sut, find))
             yield f"  kept as {paths[id(find)]}\n" if id(find) in paths else ""

@@ -203,14 +203,13 @@ class _Future(_Numbered, asyncio.Future[Any]):
 class _TimerHandle(asyncio.TimerHandle):
     """A timer. It stands in SimPy's heap itself, and has what SimPy wants of an event there."""
 
-    __slots__ = ("callbacks",)
+    __slots__ = ()
+    _loop: VirtualLoop
     _scheduled: bool  # it stands in SimPy's heap
     _ok = True
     _value = None
-
-    def __init__(self, when_s: float, callback: Any, args: Any, loop: VirtualLoop, context: Any) -> None:
-        super().__init__(when_s, callback, args, loop, context)
-        self.callbacks = [loop._timer_due]  # for whoever steps the environment by hand
+    callbacks = property(lambda self: [self._loop._timer_due], lambda _self, _none: None)
+    """For whoever steps the environment by hand."""
 
 
 class _InOrder(weakref.WeakKeyDictionary[Any, None]):
@@ -340,12 +339,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self._debug:
             self._check_thread()
             self._check_callback(callback, "call_at")
-        when_s = math.inf if when_ns is None else when_ns / NS_PER_S
-        handle = _TimerHandle(when_s, callback, args, self, context)
-        if when_ns is not None:
-            env = self.env
-            heappush(self._queue, (max(env._now, when_ns), priority, next(env._eid), handle))  # as env.schedule does
-            handle._scheduled = True
+        if when_ns is None:
+            return _TimerHandle(math.inf, callback, args, self, context)
+        handle = _TimerHandle(when_ns / NS_PER_S, callback, args, self, context)
+        env = self.env
+        now = env._now
+        heappush(self._queue, (when_ns if when_ns > now else now, priority, next(env._eid), handle))  # as env.schedule
+        handle._scheduled = True
         return handle
 
     def _timer_due(self, handle: _TimerHandle) -> None:
@@ -433,18 +433,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
         their instant, in order, and a process could not be understood without it. They run at once.
         """
         queue, now = self._queue, self.env._now
-        while queue and queue[0][:2] <= (now, lowest_priority):
-            if queue[0][1] < NORMAL:
+        while queue:
+            when_ns, priority, _, event = queue[0]
+            if when_ns > now or (priority > lowest_priority and when_ns == now):
+                return
+            if priority < NORMAL:
                 if self.steps >= self._step_limit:
                     self._count_names(0)
                 self.steps += 1
                 self.env.step()
                 continue
-            event = heappop(queue)[3]
-            if type(event) is _TimerHandle:
+            heappop(queue)
+            if type(event) is not _TimerHandle:
+                self._ready.append(asyncio.Handle(self._run_event, (event,), self))
+            elif event._cancelled:
                 self._timer_due(event)
             else:
-                self._ready.append(asyncio.Handle(self._run_event, (event,), self))
+                event._scheduled = False
+                self._ready.append(event)
 
     def _run_event(self, event: simpy.Event) -> None:
         """Let SimPy process an event that was taken off its heap, with SimPy's own treatment of failures."""

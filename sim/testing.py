@@ -58,18 +58,27 @@ def search(
     seed: int = GATE_SEED,
     numbers: Sequence[str] | None = None,
     known: Collection[str] = (),
+    classics: bool = True,
 ) -> "Campaign":
     """Searches `worlds` worlds for violations of a kind (or of the given invariants); the same finds every time.
 
-    Those that are `known` are counted and not reported. Raises what the harness or the SUT's factory raises.
+    The kind's classic worlds are the first of them; without `classics` all are drawn. Violations that are `known` are
+    counted and not reported. Raises what the harness or the SUT's factory raises.
     """
     from sim.case import dumps
     from sim.invariants import numbers_of
     from sim.search.campaign import Bounds, run_campaign
+    from sim.search.classics import classic_cases
     from sim.search.strategies import STRATEGIES
 
     campaign = run_campaign(
-        sut, STRATEGIES[kind](), numbers or numbers_of([kind]), seed, Bounds(worlds=worlds), known=known
+        sut,
+        STRATEGIES[kind](),
+        numbers or numbers_of([kind]),
+        seed,
+        Bounds(worlds=worlds),
+        known=known,
+        classics=classic_cases([kind]) if classics else (),
     )
     if campaign.breakdown is not None:
         error = campaign.breakdown.error

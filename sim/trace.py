@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from traceback import StackSummary
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -391,6 +392,8 @@ BOOKED: dict[type[Any], Callable[[Ledger, Any], None]] = {
 
 Derived = TypeVar("Derived")
 
+MOST_RAISED_KEPT = 100
+
 
 class Trace:
     """The events of one run in the order in which they happened."""
@@ -399,6 +402,9 @@ class Trace:
         self.events: list[Event] = []
         self.add: Callable[[Event], None] = self.events.append
         """Takes an event, unless the trace is sealed."""
+        self.raised: dict[tuple[int, int], StackSummary] = {}
+        """Where the exception of a call came from, by (session, turn), for the first `MOST_RAISED_KEPT`. No event: it
+        differs from machine to machine."""
         self._sessions = sessions
         self._derived: dict[Any, Any] = {}
 

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from traceback import StackSummary, walk_tb
 from typing import Any, cast
 
 from msgspec import UNSET
@@ -34,6 +35,7 @@ from sim.sut.reference.agent import Trajectory, run_turns
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.tokens import TokenIds, Tokens, ids_as_runs
 from sim.trace import (
+    MOST_RAISED_KEPT,
     Logged,
     Message,
     SessionEnded,
@@ -126,6 +128,9 @@ class _ObservedClient:
             self._end(session, turn, before, sampling_params, outcome="cancelled")
             raise
         except Exception as error:
+            if len(self._trace.raised) < MOST_RAISED_KEPT:
+                stack = StackSummary.extract(walk_tb(error.__traceback__), lookup_lines=False)
+                self._trace.raised[session, turn] = StackSummary.from_list(stack[1:])  # without this frame
             self._end(session, turn, before, sampling_params, outcome="error", error=spelled(error))
             raise
         return output

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sim import corpus, watchdog
+from sim import cli, corpus, watchdog
 from sim.case import Budget, Case, Session
 from sim.cli import main
 from sim.invariants import INVARIANTS
@@ -114,9 +114,9 @@ def test_unsaved_cases_are_in_the_json_and_can_be_shown(tmp_path):
 
 
 def test_the_same_seed_finds_the_same_in_processes_with_other_hash_seeds():
-    arguments = ["hunt", "--sut", "reference:deferred", "--worlds", "80", "--seed", "1", "--json"]
+    arguments = ["hunt", "--sut", "reference:deferred", "--worlds", "64", "--seed", "1", "--json"]
     code = (
-        f"from sim.search import campaign as c\nc.MOST_SHRINK_WORLDS = 60\nfrom sim.cli import main\nmain({arguments})"
+        f"from sim.search import campaign as c\nc.MOST_SHRINK_WORLDS = 40\nfrom sim.cli import main\nmain({arguments})"
     )
     outputs = []
     for seed in ("0", "1"):
@@ -125,11 +125,12 @@ def test_the_same_seed_finds_the_same_in_processes_with_other_hash_seeds():
         outputs.append(json.loads(done.stdout))
         del outputs[-1]["worlds_per_s"]
     assert outputs[0] == outputs[1]
-    assert outputs[0]["suts"]["reference:deferred"]["worlds"] == 80
+    assert outputs[0]["suts"]["reference:deferred"]["worlds"] == 64
     assert outputs[0]["suts"]["reference:deferred"]["violations"]
 
 
-def test_the_demonstration_catches_the_bad_one_clears_the_good_one_and_succeeds():
+def test_the_demonstration_catches_the_bad_one_clears_the_good_one_and_succeeds(monkeypatch):
+    monkeypatch.setattr(cli, "_DEMONSTRATION_WORLDS", 400)
     code, out, _ = rollcage("hunt")
     assert code == 0
     assert "reference:deferred: B1" in out
@@ -146,12 +147,25 @@ def test_against_names_where_two_clients_differ_and_stops_there():
     assert code == 1
     assert found["invariant"] == "differs"
     assert "on reference:pinned" in found["message"]
+    text = rollcage("hunt", "--sut", "reference:deferred", "--against", CLEAN, "--worlds", 40, "--seed", 1)[1]
+    assert text.startswith("reference:deferred: differs from reference:pinned  (1 world, ")
+    assert "The two clients do not do the same in this world" in text
+    same = rollcage("hunt", "--sut", CLEAN, "--against", CLEAN, "--worlds", 8, "--seed", 1)
+    assert (same[0], same[1].split("  (")[0]) == (0, f"{CLEAN}: does the same as {CLEAN}")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("hunt", "--sut", "reference:nonsense"), "unknown SUT 'reference:nonsense'; known are reference:pinned"),
+        (
+            ("hunt", "--sut", "reference:nonsense"),
+            "unknown SUT 'reference:nonsense'\n  the known-good client: reference:pinned\n",
+        ),
+        (("hunt", "--sut", "reference:pined"), "unknown SUT 'reference:pined'; did you mean reference:pinned?\n"),
+        (("hunt", "--sut", "stuck-gate"), "did you mean reference:stuck-gate?\n"),
+        (("hunt", "--seconds", "60s"), "'60s' is not a number of seconds; did you mean 60?"),
+        (("hunt", "--seconds", "2 min"), "did you mean 120?"),
+        (("hunt", "--kind", "config"), "C1, C2 and C3 are about start-up"),
         (("hunt", "--sut", "no_such_module:build"), "'no_such_module' cannot be imported"),
         (("hunt", "--sut", "json:nothing"), "'nothing' in 'json' does not exist"),
         (("hunt", "--sut", CLEAN, "--against", "reference:nonsense"), "unknown SUT"),

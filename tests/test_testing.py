@@ -19,14 +19,17 @@ FEW = ("overrun-64-256-16", "added-while-live", "ties-in-a-row", "tool-turn-traj
 
 @pytest.fixture
 def properties(pytester, monkeypatch):
-    """A copy of properties/ with a few cases, beside a module with a known-bad and a clean factory."""
+    """A copy of properties/ with a few cases, beside a module with a known-bad and a clean factory.
+
+    It has a name of its own, or pytest takes the conftest that this process has imported already for the copy's.
+    """
     for path in (ROOT / "properties").glob("*.py"):
         if path.stem in ("conftest", "test_corpus", "test_budget", "test_routing"):
-            pytester.makefile(".py", **{f"properties/{path.stem}": ""})
-            (pytester.path / "properties" / path.name).write_text(path.read_text())
-    (pytester.path / "properties" / "corpus").mkdir()
+            pytester.makefile(".py", **{f"copy/{path.stem}": ""})
+            (pytester.path / "copy" / path.name).write_text(path.read_text())
+    (pytester.path / "copy" / "corpus").mkdir()
     for name in FEW:
-        (pytester.path / "properties" / "corpus" / f"{name}.json").write_text(
+        (pytester.path / "copy" / "corpus" / f"{name}.json").write_text(
             (ROOT / "properties" / "corpus" / f"{name}.json").read_text()
         )
     pytester.makepyfile(
@@ -41,15 +44,17 @@ def properties(pytester, monkeypatch):
     # Installed, the plugin loads by itself, and twice would be an error.
     plugin = () if entry_points(group="pytest11", name="rollcage") else ("-p", "sim.testing")
 
-    def run(*arguments):
-        return pytester.runpytest_subprocess(*plugin, "properties", "-rs", "-v", *arguments)
+    def run(*arguments, process_of_its_own=False):
+        """A process of its own takes a second to start: one is enough to show that nothing here hides."""
+        start = pytester.runpytest_subprocess if process_of_its_own else pytester.runpytest_inprocess
+        return start(*plugin, "copy", "-rs", "-v", *arguments)
 
     return run
 
 
 def test_a_clean_factory_passes_and_nothing_of_its_own_is_skipped(properties):
     """Without a verdict of its own it may violate what the known-good client violates (a trajectory's budget)."""
-    result = properties("--sut", "plugged:clean", "--worlds", "20")
+    result = properties("--sut", "plugged:clean", "--worlds", "20", process_of_its_own=True)
     assert result.ret == 0
     result.assert_outcomes(passed=len(FEW) + 2, skipped=result.parseoutcomes()["skipped"])
     skips = [line for line in result.outlines if line.startswith("SKIPPED")]
@@ -61,8 +66,8 @@ def test_a_known_bad_factory_fails_on_the_corpus_first_with_the_world_explained(
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*plugged:bad has no verdict in this case, and violates *'B1'*"])
     ran = [line.split("::")[0] for line in result.outlines if "::test_" in line and "%]" in line]
-    assert ran.index("properties/test_corpus.py") == 0
-    assert ran == sorted(ran, key=lambda path: path != "properties/test_corpus.py")
+    assert ran.index("copy/test_corpus.py") == 0
+    assert ran == sorted(ran, key=lambda path: path != "copy/test_corpus.py")
 
 
 def test_kind_leaves_the_other_kinds_out_and_says_so(properties):
@@ -72,8 +77,8 @@ def test_kind_leaves_the_other_kinds_out_and_says_so(properties):
 
 
 def test_a_verdict_that_is_taken_away_turns_the_run_red(properties, pytester):
-    kept = pytester.path / "properties" / "corpus" / "overrun-64-256-16.json"
-    arguments = ("--sut", "reference:deferred", "--worlds", "1", "properties/test_corpus.py")
+    kept = pytester.path / "copy" / "corpus" / "overrun-64-256-16.json"
+    arguments = ("--sut", "reference:deferred", "--worlds", "1", "copy/test_corpus.py")
     entry = corpus.read(kept)
     assert properties(*arguments, "-k", "overrun").ret == 0
     del entry.expected["reference:deferred"]
@@ -84,7 +89,7 @@ def test_a_verdict_that_is_taken_away_turns_the_run_red(properties, pytester):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--sut", "reference:nonsense"), 2, "unknown SUT 'reference:nonsense'; known are reference:pinned"),
+        (("--sut", "reference:nonsense"), 2, "unknown SUT 'reference:nonsense'"),
         (("--sut", "no_such_module:f"), 2, "cannot be imported"),
         (("--worlds", "0"), 4, "--worlds"),
         (("--kind", "weather"), 4, "--kind"),

@@ -35,6 +35,10 @@ def used_before_tokens(case: Case, trace: Trace, session: int, turn: TurnRecord)
     return turn.started.prompt_tokens - trace.ledger.sessions[session].turns[0].started.prompt_tokens
 
 
+MOST_GRANTS_SPELLED = 8
+"""A message is read as a line."""
+
+
 def returned_tokens(turn: TurnRecord) -> int:
     """Tokens that the client returned for a turn."""
     return 0 if turn.ended is None else sum(count for _, count in turn.ended.ids)
@@ -53,7 +57,8 @@ def spelled_grants(turn: TurnRecord) -> str:
             continue
         aborted = " (aborted)" if any(ended.outcome == "abort" for ended in attempt.ended) else ""
         parts.append(f"{attempt.decoded_tokens} of {attempt.grant.tokens}{aborted}")
-    return ", ".join(parts)
+    more = len(parts) - MOST_GRANTS_SPELLED
+    return ", ".join(parts) if more <= 0 else ", ".join(parts[:MOST_GRANTS_SPELLED]) + f" and {more} more"
 
 
 def _granted(trace: Trace) -> Iterator[tuple[int, TurnRecord, Attempt]]:

@@ -98,21 +98,33 @@ def check_zero_tokens(case: Case, trace: Trace) -> list[Violation]:
     return violations
 
 
+def failures_of_itself(trace: Trace) -> list[tuple[int, TurnRecord]]:
+    """The turns, with their session, whose call raised although neither a server nor the balancer failed it."""
+    failed = {(event.session, event.turn) for event in trace.events if isinstance(event, Message) and event.error}
+    found = []
+    for session, turn in trace.ledger.turns():
+        if turn.ended is None or turn.ended.outcome != "error" or (session, turn.started.turn) in failed:
+            continue
+        outcomes = {end.outcome for attempt in turn.attempts for end in attempt.ended}
+        if not outcomes & {"error", "refused"}:
+            found.append((session, turn))
+    return found
+
+
 def check_failures_have_a_cause(case: Case, trace: Trace) -> list[Violation]:
     """A9. A run that was cut off says nothing of the calls that were under way."""
     del case
     if not trace.is_done:
         return []
-    failed = {(event.session, event.turn) for event in trace.events if isinstance(event, Message) and event.error}
+    of_itself = [id(turn) for _, turn in failures_of_itself(trace)]
     violations = []
     for session, turn in trace.ledger.turns():
         ended, number = turn.ended, turn.started.turn
-        outcomes = {end.outcome for attempt in turn.attempts for end in attempt.ended}
         if ended is None:
             how = "ended without a result or an exception that can be caught"
         elif ended.outcome == "cancelled" and trace.ledger.sessions[session].cancelled is None:
             how = "says that it was cancelled, and nobody cancelled it"
-        elif ended.outcome == "error" and not outcomes & {"error", "refused"} and (session, number) not in failed:
+        elif id(turn) in of_itself:
             how = f"failed of itself: {ended.error}"
         else:
             continue

@@ -1,5 +1,7 @@
 """A world explained on the terminal: its attempts and grants with the arithmetic spelled out, and its verdicts."""
 
+import itertools
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,13 +10,17 @@ import msgspec
 from sim.case import AfterSent, AfterTokens, AtTime, Case, Every, Fault, When
 from sim.invariants import INVARIANTS, Violation, judge
 from sim.invariants.budget import turn_budget_tokens, used_before_tokens
+from sim.invariants.lifecycle import failures_of_itself
 from sim.rolling import Findings, RollingTrace
 from sim.search.campaign import Find
+from sim.search.compare import DIFFERS
 from sim.sut.interface import Sut
 from sim.trace import Attempt, FaultFired, Trace, TurnRecord, WorldEnded
 from sim.world import run_world
 
 MOST_TURNS_SHOWN = 12
+MOST_ATTEMPTS_SHOWN = 16
+MOST_FRAMES_SHOWN = 3
 MOST_VIOLATIONS_SHOWN = 6
 _BAR_COLUMNS = 56
 
@@ -93,7 +99,7 @@ def _spelled_outcome(attempt: Attempt) -> str:
 
 def attempts_table(case: Case, turn: TurnRecord) -> str:
     """The attempts of a turn, one a row, and their sum against the budget."""
-    rows = [("attempt", "replica", "prompt", "limit sent", "grant, and why", "decoded", "ended")]
+    rows = []
     for attempt in turn.attempts:
         rows.append(
             (
@@ -106,14 +112,37 @@ def attempts_table(case: Case, turn: TurnRecord) -> str:
                 _spelled_outcome(attempt),
             )
         )
-    return table(rows, "  ")
+    heading = ("attempt", "replica", "prompt", "limit sent", "grant, and why", "decoded", "ended")
+    shown = _without_repeats(rows)
+    laid_out = iter(table([heading, *(each for each in shown if not isinstance(each, str))], "  ").splitlines())
+    return "\n".join([next(laid_out), *(f"  {each}" if isinstance(each, str) else next(laid_out) for each in shown)])
+
+
+_Row = tuple[str, ...]
+
+
+def _without_repeats(rows: Sequence[_Row]) -> list[_Row | str]:
+    """Of attempts in a row that differ in their number and replica only, as a client makes that retries for ever, the
+    first and how many there are; of very many others the first and the last ones."""
+    shown: list[_Row | str] = []
+    for _, group in itertools.groupby(rows, key=lambda row: row[2:]):
+        alike = list(group)
+        shown += alike if len(alike) <= 3 else [alike[0], f"… {len(alike) - 1} more attempts like this"]
+    half = MOST_ATTEMPTS_SHOWN // 2
+    if len(shown) > MOST_ATTEMPTS_SHOWN:
+        shown[half:-half] = [f"… {len(rows)} attempts in all"]
+    return shown
 
 
 def _sum_line(case: Case, trace: Trace, session: int, turn: TurnRecord) -> str:
     parts = [attempt.decoded_tokens for attempt in turn.attempts]
     used = used_before_tokens(case, trace, session, turn)
     total = used + sum(parts)
-    spelled = " + ".join(str(part) for part in ([used] if used else []) + parts) or "0"
+    summands = [str(part) for part in ([used] if used else []) + parts]
+    half = MOST_ATTEMPTS_SHOWN // 2
+    if len(summands) > MOST_ATTEMPTS_SHOWN:
+        summands[half:-half] = ["…"]
+    spelled = " + ".join(summands) or "0"
     budget = turn_budget_tokens(case, session)
     line = f"decoded {spelled} = {total}" if len(parts) + bool(used) > 1 else f"decoded {spelled}"
     if budget is None:
@@ -131,7 +160,7 @@ def budget_bar(case: Case, session: int, turn: TurnRecord) -> str:
         return ""
     scale = _BAR_COLUMNS / max(total, budget)
     edge = round(budget * scale)
-    lines = [f"  {'budget':<10} {'─' * edge}┤ {budget}"]
+    lines = []
     done = 0
     for attempt in turn.attempts:
         start, end = round(done * scale), round((done + attempt.decoded_tokens) * scale)
@@ -139,7 +168,10 @@ def budget_bar(case: Case, session: int, turn: TurnRecord) -> str:
         beyond = "▒" * max(0, end - max(start, edge))
         lines.append(f"  {f'attempt {attempt.sent.attempt}':<10} {' ' * start}{inside}{beyond}")
         done += attempt.decoded_tokens
-    return "\n".join(lines) + f" {total}"
+    half = MOST_ATTEMPTS_SHOWN // 2
+    if len(lines) > MOST_ATTEMPTS_SHOWN:
+        lines[half:-half] = ["  …"]
+    return "\n".join([f"  {'budget':<10} {'─' * edge}┤ {budget}", *lines]) + f" {total}"
 
 
 def why_it_overran(case: Case, turn: TurnRecord) -> str:
@@ -205,6 +237,10 @@ def schedule_line(case: Case) -> str:
 def world_report(case: Case, sut: Sut, trace: Trace, violations: Sequence[Violation]) -> str:
     """The whole world: settings, faults, the turns (those in violation first where there are many), verdicts."""
     sections = [f"{sut.key}\n{settings_line(case)}\n{schedule_line(case)}"]
+    failures = failures_of_itself(trace)
+    if failures:
+        placed = (failure for failure in failures if (failure[0], failure[1].started.turn) in trace.raised)
+        sections.insert(0, _raised_section(trace, *next(placed, failures[0])))
     if case.faults:
         sections.append(_faults_section(case, trace))
     turns = list(trace.ledger.turns())
@@ -218,6 +254,17 @@ def world_report(case: Case, sut: Sut, trace: Trace, violations: Sequence[Violat
     sections.append(f"the world ended at {end.t_ns / 1e9:g} s: {end.reason}")
     sections.append(verdict_lines(violations))
     return "\n\n".join(sections)
+
+
+def _raised_section(trace: Trace, session: int, turn: TurnRecord) -> str:
+    """What the client under test raised, and from where: the last lines of its traceback."""
+    assert turn.ended is not None, "only a call that ended can have raised"
+    lines = [f"your client raised {turn.ended.error} (session {session} turn {turn.started.turn})"]
+    stack = trace.raised.get((session, turn.started.turn))
+    if stack:
+        frames = stack[-MOST_FRAMES_SHOWN:]
+        lines += [line.rstrip() for line in "".join(traceback.format_list(frames)).splitlines()]
+    return "\n".join(lines)
 
 
 def large_report(case: Case, sut: Sut, findings: Findings) -> str:
@@ -268,8 +315,10 @@ def verdict_lines(violations: Sequence[Violation]) -> str:
         return "no invariant is violated"
     lines = []
     for number in dict.fromkeys(violation.invariant for violation in violations):
-        statement = INVARIANTS[number].statement if number in INVARIANTS else ""
-        lines.append(f"{number} violated: {statement}".rstrip())
+        if number == DIFFERS:
+            lines.append("The two clients do not do the same in this world; the first request in which they differ:")
+        else:
+            lines.append(f"{number} violated: {INVARIANTS[number].statement}")
         lines += [f"  {violation.message}" for violation in violations if violation.invariant == number][
             :MOST_VIOLATIONS_SHOWN
         ]

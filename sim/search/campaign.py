@@ -1,7 +1,8 @@
 """A campaign: draw worlds, run them on a SUT, keep and shrink what breaks.
 
 Operating rules:
-- Hypothesis draws the world; each is run under several schedules, and every `TWICE_EVERY`-th run is done twice (D1).
+- First come the classic worlds, if any are given: they count as searched, and what they show is shrunk part by part.
+- Then Hypothesis draws the world; each is run under several schedules. Every `TWICE_EVERY`-th run is done twice (D1).
 - An invariant is reported once a SUT. When a new one breaks, Hypothesis shrinks that violation before the search goes
   on, for at most `MOST_SHRINK_WORLDS` worlds (a race: `MOST_RACE_WORLDS`) and `MOST_SHRINK_STEPS` callbacks; then its
   schedule, and its case part by part.
@@ -15,7 +16,8 @@ Operating rules:
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import hypothesis
@@ -224,6 +226,15 @@ class _Search:
                 raise _Stop
             self._sort_out(self.violations(scheduled), scheduled)
 
+    def run_classics(self, cases: Sequence[Case]) -> None:
+        """Runs worlds that are small as they are, and notes what they show, until there is nothing left to look for."""
+        for case in cases:
+            if self.campaign.noted and set(self.numbers) <= self.known | self.campaign.noted.keys():
+                break
+            with suppress(_Hit):
+                self.probe(case)
+            self.target = self.best = None
+
     def _sort_out(self, violations: list[Violation], case: Case) -> None:
         """Notes what is new; raises `_Hit` for what is looked for, be it anything new."""
         found = {violation.invariant: violation.message for violation in reversed(violations)}
@@ -276,41 +287,64 @@ def run_campaign(
     compare: Compare | None = None,
     known: Collection[str] = (),
     stop: Callable[[], bool] = lambda: False,
+    classics: Sequence[Case] = (),
 ) -> Campaign:
     """Searches for violations of the invariants with these numbers until its bounds; one find an invariant.
 
     `known` violations are noted and neither shrunk nor reported. `compare` judges a trace in the place of the
-    invariants (an old client against a new one). `stop` is asked before each world.
+    invariants (an old client against a new one). `stop` is asked before each world. `classics` are run before any
+    world is drawn.
     """
     campaign = Campaign(sut, seed)
     started = time.monotonic()
     wanted = set(numbers) - set(known)
 
+    def new_search(run_seed: int, target: str | None = None) -> _Search:
+        return _Search(campaign, numbers, bounds, frozenset(known), compare, progress, stop, started, run_seed, target)
+
     def one_run(run_seed: int, target: str | None = None) -> _Search:
-        search = _Search(
-            campaign, numbers, bounds, frozenset(known), compare, progress, stop, started, run_seed, target
-        )
-        try:
+        search = new_search(run_seed, target)
+        with _ended_by_request(campaign):
             _generate_and_shrink(search, strategy)
             search.finish()
-        except KeyboardInterrupt:
-            campaign.interrupted = True
-        except _Stop:
-            pass
         return search
 
-    for run_seed in itertools.count(seed):
-        search = one_run(run_seed)
-        ended = campaign.interrupted or campaign.breakdown is not None or search.target is None
-        if ended or search.out_of_bounds() or wanted <= {find.invariant for find in campaign.finds}:
+    def ended() -> bool:
+        return campaign.interrupted or campaign.breakdown is not None
+
+    def all_found() -> bool:
+        return bool(wanted) and wanted <= {find.invariant for find in campaign.finds}
+
+    search = new_search(seed)
+    with _ended_by_request(campaign):
+        search.run_classics(classics)
+    for number in list(campaign.noted):
+        if not ended():
+            with _ended_by_request(campaign):
+                new_search(seed, number).finish()
+    run_seeds = itertools.count(seed)
+    while not (ended() or search.out_of_bounds() or all_found()):
+        search = one_run(next(run_seeds))
+        if search.target is None:
             break
     for number, noted in list(campaign.noted.items()):
-        if not campaign.interrupted and campaign.breakdown is None:
+        if not ended():
             one_run(noted.seed, number)  # meets it again, and shrinks it
     campaign.finds += [noted.find for noted in campaign.noted.values()]
     campaign.seconds = time.monotonic() - started
     campaign.finds.sort(key=lambda find: list(INVARIANTS).index(find.invariant) if find.invariant in INVARIANTS else 99)
     return campaign
+
+
+@contextmanager
+def _ended_by_request(campaign: Campaign) -> Iterator[None]:
+    """What goes on inside may be ended, from inside or with Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        campaign.interrupted = True
+    except _Stop:
+        pass
 
 
 def _generate_and_shrink(search: _Search, strategy: st.SearchStrategy[Case]) -> None:

@@ -179,12 +179,16 @@ class WorldCountingBalancer(LeastLoadedBalancer):
 
 
 class Planted(NamedTuple):
-    """A planted bug: the invariant that must catch it, and what it puts in the place of the known-good parts."""
+    """A planted bug: the invariant that must catch it, and what it puts in the place of the known-good parts.
+
+    `most_sessions`: of the case that it shrinks to, where two do not show it.
+    """
 
     invariant: str
     client: type[DeferredClient] = PinnedClient
     balancer: type[LeastLoadedBalancer] | None = None
     server: type[FakeRolloutServer] = FakeRolloutServer
+    most_sessions: int = 2
 
 
 PLANTED: dict[str, Planted] = {
@@ -201,7 +205,7 @@ PLANTED: dict[str, Planted] = {
     "routes-anywhere": Planted("R1", balancer=UnevenBalancer),
     "forgets-session": Planted("R2", balancer=ForgetfulBalancer),
     "zeroes-count": Planted("R3", balancer=ZeroingBalancer),
-    "favourite": Planted("R4", balancer=FavouriteBalancer),
+    "favourite": Planted("R4", balancer=FavouriteBalancer, most_sessions=20),
     "routes-to-removed": Planted("R5", balancer=GhostBalancer),
     "leaks-slot": Planted("R7", SlotLeakingClient),
     "keeps-cache": Planted("S2", server=CacheKeepingServer),

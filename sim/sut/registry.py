@@ -1,7 +1,9 @@
 """SUT names and what they stand for."""
 
+import difflib
 import importlib
 import sys
+import textwrap
 from pathlib import Path
 
 from sim.sut.interface import Sut, SutError
@@ -20,14 +22,14 @@ def builtin_names() -> list[str]:
 
 
 def load_sut(name: str) -> Sut:
-    """The SUT of that name. Raises `SutError` that lists the known names, or says what cannot be imported."""
+    """The SUT of that name. Raises `SutError`: the known names and the closest, or why it cannot be imported."""
     if name == CLEAN:
         return Sut(CLEAN, CLEAN, planted_factory(Planted("")))
     prefix, _, rest = name.partition(":")
     if prefix == "reference":
         planted = PLANTED.get(rest)
         if planted is None:
-            raise SutError(f"unknown SUT {name!r}; known are {', '.join(builtin_names())}, {_others()}")
+            raise _unknown(name)
         return Sut(name, name, planted_factory(planted), planted.server)
     if name in VERL_NAMES:
         from sim.sut import verl
@@ -35,11 +37,22 @@ def load_sut(name: str) -> Sut:
         return verl.load(name)
     if prefix and rest:
         return _from_module(name, prefix, rest)
-    raise SutError(f"unknown SUT {name!r}; known are {', '.join(builtin_names())}, {_others()}")
+    raise _unknown(name)
 
 
-def _others() -> str:
-    return f"{', '.join(VERL_NAMES)} (the installed package) and MODULE:FACTORY"
+def _unknown(name: str) -> SutError:
+    known = {each.removeprefix("reference:"): each for each in (*builtin_names(), *VERL_NAMES)}
+    close = difflib.get_close_matches(name.removeprefix("reference:"), known, n=1)
+    planted = textwrap.wrap(", ".join(builtin_names()[1:]), 96, break_on_hyphens=False)
+    lines = [
+        f"unknown SUT {name!r}" + (f"; did you mean {known[close[0]]}?" if close else ""),
+        f"  the known-good client: {CLEAN}",
+        "  planted bugs:",
+        *(f"    {line}" for line in planted),
+        f"  the installed package: {', '.join(VERL_NAMES)}",
+        "  your own: MODULE:FACTORY",
+    ]
+    return SutError("\n".join(lines))
 
 
 def _from_module(name: str, module: str, attribute: str) -> Sut:

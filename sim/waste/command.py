@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from sim.case import MAX_TOKENS
+from sim.durations import Seconds
 from sim.waste import policies
 from sim.waste.loads import DEFAULT_COUNT, DEFAULT_LOAD, LOADS, SUFFIXES
 
@@ -74,7 +75,7 @@ _load = _group(
     click.option(
         "--spread",
         "spread_s",
-        type=click.FloatRange(0),
+        type=Seconds(0),
         help="Over how long they arrive, evenly (default: whole update intervals).",
     ),
     click.option("--seed", type=click.IntRange(0, 2**32), metavar="N", default=0, help="Of the draws (0)."),
@@ -99,7 +100,7 @@ _settings = _group(
     click.option(
         "--token-time",
         "token_time_s",
-        type=click.FloatRange(1e-6, 100),
+        type=Seconds(1e-6, 100),
         metavar="SECONDS",
         default=0.01,
         help="Of a response, however many there are; of a step, on engines (0.01).",
@@ -107,7 +108,7 @@ _settings = _group(
     click.option(
         "--prefill-time",
         "prefill_s",
-        type=click.FloatRange(0, 1000),
+        type=Seconds(0, 1000),
         metavar="SECONDS",
         default=0.0,
         help="Of an attempt; of a step that computes prompts, on engines (0).",
@@ -115,7 +116,7 @@ _settings = _group(
     click.option(
         "--pause",
         "pause_s",
-        type=click.FloatRange(0, 1e5),
+        type=Seconds(0, 1e5),
         metavar="SECONDS",
         default=1.0,
         help="How long a weight update takes (1).",

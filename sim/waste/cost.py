@@ -5,6 +5,7 @@ what it does at one working point, a batch and a mean depth, so that the cost of
 their number and their depths (`sim.waste.ledger.Tally`), whatever their order, and parts add up to the whole.
 """
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,7 +92,9 @@ def parse(text: str) -> Spelled:
             return Spelled(Fitted(time), about)
         raise ValueError
     except ValueError:
-        raise LatencyError(f"--latency {text}: is not known; known are {KNOWN}") from None
+        bare = re.sub(r"(?<=\d)\s*[mn]s", "", text)
+        guess = f"; did you mean {bare}?" if bare != text else ""
+        raise LatencyError(f"--latency {text}: is not known; known are {KNOWN}{guess}") from None
 
 
 def _fitted(path: Path) -> Spelled:

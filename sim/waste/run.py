@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import UNSET
 
 from sim.case import MAX_TOKENS, Budget, CaseError, EngineSettings, ServerSettings
+from sim.durations import seconds_of
 from sim.report import plots
 from sim.report import waste as report
 from sim.report.spans import spans_of
@@ -288,8 +289,11 @@ def _interval(text: str, setting: Setting) -> list[int | None]:
         return [None]
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?)/(\d+))?(s?)", text)
     if match is None:
+        meant_s = seconds_of(text)
+        guess = "" if meant_s is None else f"; did you mean {meant_s:.12g}s?"
         raise what_if.WhatIfError(
             f"--update-every {text}: a number of tokens (2000), of seconds (60s), a range of N (500-8000/20), or never"
+            + guess
         )
     first, last, steps, unit = match.groups()
     ends = [float(first), float(last or first)]
@@ -303,6 +307,11 @@ def _interval(text: str, setting: Setting) -> list[int | None]:
     whole = [round(value / tick) * tick if unit or last is not None else int(value) for value in values]
     if any(not 1 <= value <= MAX_TOKENS for value in whole):
         raise what_if.WhatIfError(f"--update-every {text}: is {whole[0]} tokens; 1 to {MAX_TOKENS} are possible")
+    if not unit and last is None:
+        try:
+            what_if.check_interval(setting, whole[0])
+        except what_if.WhatIfError as error:
+            raise what_if.WhatIfError(f"--update-every {text}: {error}; did you mean {text}s?") from None
     return list(whole)
 
 

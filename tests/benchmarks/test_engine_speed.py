@@ -81,7 +81,10 @@ def test_leaping(benchmark: Any, name: str) -> None:
     assert stepping_s[0] / leaping_s[0] >= LEAST_TIMES_STEPPING[name]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here")
+@pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None,
+    reason="beside the real scheduler where vLLM is installed (pip install 'rollcage[vllm]')",
+)
 @pytest.mark.parametrize("name", LOADS)
 def test_beside_the_installed_scheduler(benchmark: Any, name: str) -> None:
     load = LOADS[name]

@@ -14,7 +14,10 @@ from tests.conformance.replay import first_difference
 from tests.conformance.scenarios import random_scenario
 
 if importlib.util.find_spec("vllm") is None:
-    pytest.skip("vLLM is not installed here, so the engine is not compared with it live", allow_module_level=True)
+    pytest.skip(
+        "the engine is compared with the real one where vLLM is installed (pip install 'rollcage[vllm]')",
+        allow_module_level=True,
+    )
 
 
 def test_every_step_equals_that_of_the_installed_vllm(capsys: pytest.CaptureFixture[str]) -> None:

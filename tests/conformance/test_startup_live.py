@@ -15,7 +15,10 @@ import pytest
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-pytest.importorskip("vllm", reason="vLLM is not installed: start-up rules not held against the real engine")
+pytest.importorskip(
+    "vllm",
+    reason="start-up rules are held against the real engine where vLLM is installed (pip install 'rollcage[vllm]')",
+)
 
 import vllm
 from msgspec import UNSET

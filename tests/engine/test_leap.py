@@ -19,7 +19,7 @@ from tests.engine.audit import audit, found, settle, state
 from tests.engine.make import add, add_all, make_engine
 
 SEED = int(os.environ.get("ROLLCAGE_LEAP_SEED", "4"))
-COUNT = int(os.environ.get("ROLLCAGE_LEAP_COUNT", "300"))
+COUNT = int(os.environ.get("ROLLCAGE_LEAP_COUNT", "150"))
 LAST_STEP = 400
 MAX_STEPS_TO_THE_END = 50_000
 

@@ -1,5 +1,6 @@
 """The report of a world: from the overrun's, a reader who has never seen the code names the cause."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ from sim.case import (
 from sim.invariants import Violation, judge
 from sim.report import explain
 from sim.search.campaign import Find
+from sim.sut.interface import Sut
+from sim.sut.reference.client import PinnedClient
+from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut
 from sim.world import run_world
 
@@ -129,3 +133,82 @@ def test_as_json_has_the_digest_and_the_attempts():
     assert (data["digest"], data["events"]) == (trace.digest(), len(trace.events))
     assert data["attempts"][0]["grant_tokens"] == data["attempts"][0]["decoded_tokens"] == 10
     assert data["violations"] == [{"invariant": "B1", "message": "much", "session": 0}]
+
+
+# What the client under test did
+
+
+class RaisingClient(PinnedClient):
+    async def generate(self, request_id, **kwargs):
+        output = await super().generate(request_id, **kwargs)
+        return self.finished(output)
+
+    def finished(self, output):
+        return {}["boom"]
+
+
+class RetryingClient(PinnedClient):
+    """Takes no answer for one."""
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params, **kwargs):
+        while True:
+            await self.attempt(request_id, prompt_ids, dict(sampling_params))
+            await asyncio.sleep(1)
+
+
+def report_of(client, case):
+    sut = Sut("mine", "mine", lambda context: client(context.config, context.balancer))
+    trace = run_world(case, sut)
+    return explain.world_report(case, sut, trace, judge(case, trace))
+
+
+ONE = Case(Budget(4, 10), (Session(4),))
+
+
+def test_what_the_client_raised_is_on_top_with_the_last_lines_of_its_traceback():
+    lines = report_of(RaisingClient, ONE).splitlines()
+    assert lines[0] == "your client raised KeyError: 'boom' (session 0 turn 0)"
+    assert [line.strip() for line in lines[2:6:2]] == ["return self.finished(output)", 'return {}["boom"]']
+    assert [line.rsplit(" ", 1)[1] for line in lines[1:5:2]] == ["generate", "finished"]
+    assert all(__file__ in line for line in lines[1:5:2])
+    assert lines[5:7] == ["", "mine"]
+
+
+def test_what_the_balancer_raised_is_not_put_on_the_client():
+    class Closed(LeastLoadedBalancer):
+        def choose(self):
+            raise RuntimeError("closed")
+
+    sut = Sut("mine", "mine", lambda context: PinnedClient(context.config, context.make_balancer(Closed)))
+    text = explain.world_report(ONE, sut, run_world(ONE, sut), [])
+    assert "the client's call was cut: error (RuntimeError: closed)" in text
+    assert "your client raised" not in text
+
+
+def test_an_exception_and_its_place_do_not_change_the_digest():
+    """The place is that of a file on this machine."""
+    sut = Sut("mine", "mine", lambda context: RaisingClient(context.config, context.balancer))
+    trace = run_world(ONE, sut)
+    before = trace.digest()
+    assert trace.raised.pop((0, 0))
+    assert trace.digest() == before
+    assert __file__ not in str(trace.events)
+
+
+def test_attempts_without_end_are_told_once_and_counted():
+    lines = report_of(RetryingClient, ONE).splitlines()
+    attempts = lines.index(next(line for line in lines if line.startswith("  attempt  replica")))
+    assert lines[attempts + 1].startswith("  0        0        4       none        10 = default")
+    assert lines[attempts + 2].startswith("  … ")
+    assert lines[attempts + 2].endswith(" more attempts like this")
+    assert lines[attempts + 3].startswith("  decoded 10 + 10 + ")
+    assert len(lines) < 50
+    assert max(map(len, lines)) < 180
+
+
+def test_very_many_attempts_that_differ_are_cut_in_the_middle():
+    updates = tuple(AbortAll(AfterTokens(0, tokens), 0) for tokens in range(1, 30))
+    text = report(Case(Budget(60, 40), (Session(4),), updates))
+    assert "  … 30 attempts in all" in text
+    rows = [line.split()[0] for line in text.splitlines() if line.endswith(("abort", "length"))]
+    assert rows == [str(number) for number in (*range(8), *range(22, 30))]

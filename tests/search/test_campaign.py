@@ -7,6 +7,7 @@ import pytest
 from sim.case import dumps
 from sim.invariants import INVARIANTS, judge, numbers_of
 from sim.search import campaign as campaign_module
+from sim.search import shrink as shrink_module
 from sim.search.campaign import Bounds, run_campaign
 from sim.search.strategies import response_cases, routing_cases
 from sim.sut.interface import Sut, SutError
@@ -24,8 +25,11 @@ def sut(client, name="under test"):
 
 RESPONSES = response_cases()
 
+EARLY = 9
+"""A seed whose 45th world shows B1, so that no time goes into drawing."""
 
-def hunt(subject, numbers=BUDGET, worlds=150, seed=1, strategy=RESPONSES, **more):
+
+def hunt(subject, numbers=BUDGET, worlds=150, seed=EARLY, strategy=RESPONSES, **more):
     return run_campaign(subject, strategy, numbers, seed, Bounds(worlds=worlds), **more)
 
 
@@ -36,7 +40,8 @@ def numbers(campaign):
 @pytest.fixture
 def short_shrinks(monkeypatch):
     """Where it does not matter how small a find becomes."""
-    monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 160)
+    monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 60)
+    monkeypatch.setattr(shrink_module, "MOST_RUNS", 30)
 
 
 def test_a_clean_client_is_clean_and_gets_the_worlds_that_were_asked_for():
@@ -61,9 +66,9 @@ def test_the_same_seed_gives_the_same_finds(short_shrinks):
 
 
 def test_shrinking_one_violation_does_not_use_up_the_worlds_for_the_others(short_shrinks):
-    campaign = hunt(DEFERRED)
+    campaign = hunt(DEFERRED, worlds=100)
     assert {"B1", "B8"} <= set(numbers(campaign))
-    assert campaign.worlds == 150
+    assert campaign.worlds == 100
     assert campaign.shrink_worlds > campaign.worlds
 
 
@@ -111,7 +116,7 @@ def test_a_campaign_bounded_by_worlds_asks_no_clock_when_to_stop(monkeypatch, sh
 
 
 def test_a_client_that_polls_for_ever_does_not_take_shrinking_with_it(monkeypatch):
-    monkeypatch.setattr(campaign_module, "MOST_SHRINK_STEPS", 250_000)
+    monkeypatch.setattr(campaign_module, "MOST_SHRINK_STEPS", 150_000)
 
     class Polling(PinnedClient):
         async def generate(self, request_id, **kwargs):
@@ -120,22 +125,22 @@ def test_a_client_that_polls_for_ever_does_not_take_shrinking_with_it(monkeypatc
             while True:
                 await asyncio.sleep(0)
 
-    campaign = hunt(sut(Polling), ("V1",), worlds=4)
+    campaign = hunt(sut(Polling), ("V1",), worlds=1)
     assert numbers(campaign) == ["V1"]
-    assert campaign.shrink_worlds <= 8
+    assert campaign.shrink_worlds <= 4
 
 
-def test_a_request_to_stop_ends_it_with_what_it_has():
+def test_a_request_to_stop_ends_it_with_what_it_has(short_shrinks):
     asked = []
 
     def stop():
         asked.append(0)
-        return len(asked) > 400
+        return len(asked) > 200
 
     campaign = hunt(DEFERRED, worlds=10_000, stop=stop)
     assert campaign.interrupted
     assert campaign.finds
-    assert campaign.worlds < 400
+    assert campaign.worlds < 200
 
 
 def test_an_interrupt_in_the_middle_of_shrinking_loses_nothing():
@@ -192,7 +197,7 @@ def test_a_fault_of_the_harness_while_shrinking_does_not_lose_the_find(monkeypat
     real = campaign_module.judge
 
     def judge_for_a_while(*args):
-        if next(runs) == 400:
+        if next(runs) == 150:
             raise ZeroDivisionError
         return real(*args)
 
@@ -236,5 +241,5 @@ def test_a_race_shrinks_with_its_world_and_says_how_few_deviations_it_needs():
 
 
 def test_routing_bugs_shrink_to_few_sessions():
-    (find,) = hunt(load_sut("reference:zeroes-count"), ("R3",), worlds=1500, strategy=routing_cases()).finds
+    (find,) = hunt(load_sut("reference:zeroes-count"), ("R3",), worlds=1500, seed=8, strategy=routing_cases()).finds
     assert (len(find.case.sessions), len(find.case.faults), find.case.replicas) == (1, 1, 1)

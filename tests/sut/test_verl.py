@@ -30,7 +30,7 @@ from sim.world import run_world
 try:
     VERL = load_sut("verl")
 except SutError as error:
-    pytest.skip(f"verl cannot be driven here: {error}", allow_module_level=True)
+    pytest.skip(f"real verl is driven where it is installed: {error}", allow_module_level=True)
 
 PLAIN = load_sut("verl:plain")
 RELEASES = ("0.8.0", "0.9.0", "0.9.1")

@@ -46,7 +46,9 @@ def closed(dialect, client, points):
 @pytest.mark.parametrize("client", BOTH)
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_the_closed_form_is_the_simulation(dialect, client):
-    points = [point for point in GRID if point[3] <= point[2]]
+    # Each takes every other point, and of two neighbours in the table one the odd and one the even ones.
+    first = (DIALECTS.index(dialect) + BOTH.index(client)) % 2
+    points = [point for point in GRID if point[3] <= point[2]][first::2]
     response = closed(dialect, client, points)
     formula = [tuple(map(int, each)) for each in zip(*response, strict=True)]
     wrong = []

@@ -306,7 +306,7 @@ def test_groups_find_the_prompt_that_they_share():
     "arguments", [SEED, SMALL, (*SMALL[:2], "--update-every", "never")], ids=["one", "load", "never"]
 )
 def test_plots(tmp_path, suffix, arguments):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs the extra plots (pip install 'rollcage[plots]')")
     path = tmp_path / f"waste.{suffix}"
     result = run(*arguments, "--plot", path)
     assert result.exit_code == 0, result.output
@@ -344,6 +344,13 @@ def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
         (("--lengths", "none"), "known are seed"),
         (("--prompts", "x", "--responses", "5"), "is no distribution"),
         (("--update-every", "90"), "leaves no time to decode"),
+        (("--update-every", "90"), "at least 101 tokens are needed; did you mean 90s?"),
+        (("--update-every", "60sec"), "or never; did you mean 60s?"),
+        (("--update-every", "1 minute"), "or never; did you mean 60s?"),
+        (("--update-every", "500ms"), "or never; did you mean 0.5s?"),
+        (("--token-time", "25ms"), "'25ms' is not a number of seconds; did you mean 0.025?"),
+        (("--pause", "2m"), "did you mean 120?"),
+        (("--latency", "affine:12ms,40ns", "--batch", "4"), "did you mean affine:12,40?"),
         (("--update-every", "soon"), "a number of tokens"),
         (("--update-every", "10-5/3"), "goes upwards"),
         (("--latency", "h100", "--batch", "4"), "known are constant:MS"),

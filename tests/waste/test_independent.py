@@ -113,5 +113,5 @@ def test_it_computes_nearly_always_on_the_tick(dialect):
     """Otherwise the tests above would test little: intervals in whole ticks are never left to the simulation."""
     setting = Setting(budget=Budget(100, 400, 1000), server=ServerSettings(dialect))
     load = Lengths(np.full(50, 7), np.full((50, 1), NEVER))
-    rows = compare(setting, load, [parse("deferred")], list(range(110, 900, 10))).rows
+    rows = compare(setting, load, [parse("deferred")], list(range(110, 900, 30))).rows
     assert all(row.how == "computed" for row in rows)

@@ -1,0 +1,158 @@
+"""Classic worlds: what goes wrong most often, written by hand. A search runs them before it draws any.
+
+Each is small enough to read, and all that is in it is meant: chance meets a world like it only now and then.
+"""
+
+from collections.abc import Collection
+
+import msgspec
+
+from sim.case import (
+    AbortAll,
+    AbortRequest,
+    AddReplica,
+    AfterSent,
+    AfterTokens,
+    AtTime,
+    Budget,
+    CancelClient,
+    Case,
+    ClientView,
+    DelayReleases,
+    Dialect,
+    EngineSettings,
+    Limit,
+    RemoveReplica,
+    ServerSettings,
+    Session,
+    Transport,
+    Turn,
+    WeightUpdate,
+)
+from sim.invariants import INVARIANTS
+from sim.search.strategies import Policy
+
+
+class Classic(msgspec.Struct, frozen=True):
+    """A world and the invariants that it is there for, by number; a search for others of their kinds runs it too."""
+
+    name: str
+    meant_for: tuple[str, ...]
+    case: Case
+
+
+_BUDGET = Budget(4, 10)
+_ROUTING_BUDGET = Budget(8, 8)
+_TALK = (Turn(2, 1, 1.0), Turn(2, 1, 1.0), Turn(2))
+
+CLASSICS = (
+    # Responses that are cut and resumed
+    Classic(
+        "one session, one abort",
+        ("B1", "B2", "A1", "A2", "A9", "V1"),
+        Case(_BUDGET, (Session(2),), (AbortAll(AfterTokens(0, 6), 0),)),
+    ),
+    Classic(
+        "an abort before the first token",
+        ("A5",),
+        Case(_BUDGET, (Session(2),), (AbortRequest(AtTime(1.0), 0),), server=ServerSettings(prefill_s=2.0)),
+    ),
+    Classic(
+        "a limit of the caller's, and an abort",
+        ("B4", "B10"),
+        Case(_BUDGET, (Session(2, limit=Limit("max_tokens", 5)),), (AbortAll(AfterTokens(0, 3), 0),)),
+    ),
+    Classic("a limit of 0", ("B6",), Case(_BUDGET, (Session(2, limit=Limit("max_tokens", 0)),))),
+    Classic("a config without response_length", ("B8",), Case(Budget(4, 10, client_view=ClientView()), (Session(2),))),
+    Classic(
+        "two replicas and a weight update",
+        ("B1", "S2"),
+        Case(Budget(40, 20), (Session(36), Session(36)), (WeightUpdate(AfterTokens(0, 8)),), replicas=2),
+    ),
+    Classic(
+        # Both grow until the pool of 12 blocks is short at 24 tokens each: the later one goes, and waits.
+        "an abort while preempted",
+        ("B1", "A1", "A2", "A9"),
+        Case(
+            Budget(8, 40, 48),
+            (Session(4), Session(4)),
+            (AbortAll(AfterTokens(0, 30), 0),),
+            server=ServerSettings(engine=EngineSettings(num_gpu_blocks=13, block_size=4)),
+        ),
+    ),
+    # Sessions and the replicas that they are sent to
+    Classic("a choice of two", ("D1",), Case(_ROUTING_BUDGET, (Session(1),), replicas=2)),
+    Classic("a crowd", ("R1",), Case(_ROUTING_BUDGET, (Session(1),) * 8, replicas=3)),
+    Classic(
+        "a row",  # with this many replicas a dozen choices tell favour from chance
+        ("R4",),
+        Case(_ROUTING_BUDGET, tuple(Session(1, (Turn(1),), float(second)) for second in range(12)), replicas=8),
+    ),
+    Classic("talks with tools", ("R2",), Case(_ROUTING_BUDGET, (Session(1, _TALK),) * 4, replicas=2)),
+    Classic(
+        "cancelled while it acquires",
+        ("R7",),
+        Case(
+            _ROUTING_BUDGET,
+            (Session(1),),
+            (CancelClient(AtTime(0.1), 0),),
+            replicas=2,
+            transport=Transport(balancer_delay_s=0.25),
+        ),
+    ),
+    Classic(
+        "cancelled while it generates",
+        ("R7",),
+        Case(_ROUTING_BUDGET, (Session(1),), (CancelClient(AfterTokens(0, 4), 0),), replicas=2),
+    ),
+    Classic(
+        "an answer that takes longer than a client may wait",
+        ("R3",),
+        Case(_ROUTING_BUDGET, (Session(1), Session(1)), replicas=2, server=ServerSettings(prefill_s=900.0)),
+    ),
+    Classic(
+        "added while it is there",
+        ("R3",),
+        Case(_ROUTING_BUDGET, (Session(1),), (AddReplica(AfterSent(0, 1), 0),)),
+    ),
+    Classic(
+        "removed between two turns",
+        ("R5",),
+        Case(
+            _ROUTING_BUDGET,
+            (Session(1, _TALK), Session(1, _TALK)),
+            (RemoveReplica(AtTime(0.5), 0),),
+            replicas=2,
+        ),
+    ),
+    Classic(
+        "a release lost until its replica is back",
+        ("R3",),
+        Case(
+            _ROUTING_BUDGET,
+            # Released at 2 s, heard of at 11 s, when the two later ones are at work.
+            (Session(1), Session(1), Session(1, arrival_s=10.0), Session(1, arrival_s=10.0)),
+            (DelayReleases(AtTime(0.0), 9.0, 4.0), RemoveReplica(AtTime(3.0), 0), AddReplica(AtTime(4.0), 0)),
+            replicas=2,
+            server=ServerSettings(token_time_s=0.25),
+        ),
+    ),
+)
+
+
+def classic_cases(
+    kinds: Collection[str], dialect: Dialect = "vllm", policy: Policy = "turn", most_turns: int = 3
+) -> tuple[Case, ...]:
+    """The classics for invariants of these kinds, fitted to what a search varies."""
+    return tuple(
+        _fitted(classic.case, dialect, policy, most_turns)
+        for classic in CLASSICS
+        if any(INVARIANTS[number].kind in kinds for number in classic.meant_for)
+    )
+
+
+def _fitted(case: Case, dialect: Dialect, policy: Policy, most_turns: int) -> Case:
+    replace = msgspec.structs.replace
+    sessions = tuple(replace(session, turns=session.turns[:most_turns]) for session in case.sessions)
+    budget, server = replace(case.budget, policy=policy), replace(case.server, dialect=dialect)
+    return replace(case, budget=budget, sessions=sessions, server=server)
