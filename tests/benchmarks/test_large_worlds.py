@@ -36,7 +36,7 @@ def measure(benchmark: Any, sizes: list[Size]) -> list[Cost]:
     for size, cost in zip(sizes, costs, strict=True):
         cpu_us = 1e6 * cost.cpu_s
         figures = (
-            f"{size.requests:,} requests on {size.replicas}: {cost.cpu_s:.2f} s of CPU, {cpu_us / size.requests:.0f} µs "
+            f"{size.requests:,} requests on {size.replicas}: {cost.cpu_s:.2f} CPU s, {cpu_us / size.requests:.0f} µs "
             f"a request, {cpu_us / cost.requests:.0f} µs an attempt, {cost.decoded_tokens / cpu_us:.1f}M decode "
             f"tokens/s, {cost.most_memory_mb:.0f} MB"
         )
