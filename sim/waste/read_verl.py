@@ -4,18 +4,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
+from sim.case import EngineSettings, explained
 from sim.preflight import scan, verl
 from sim.preflight.launch import Launch, PreflightError
 from sim.waste.what_if import WhatIfError
 
 _DIALECTS = ("vllm", "sglang", "trtllm")
+_OF_ENGINE = ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "enable_chunked_prefill")
+"""Rollout settings that `EngineSettings` has under the same name."""
 
 
 def read(path: Path, env: Mapping[str, str]) -> dict[str, Any]:
     """`prompt_length`, `response_length`, `max_model_len`, `dialect` and `gpus_per_replica`; unset ones as verl's, and
-    under `unset` which of the two lengths that are.
+    under `unset` which of the two lengths that are. Under `engine` what the file says of the engine.
 
     Raises `WhatIfError` that names the file and the setting.
     """
@@ -43,8 +47,19 @@ def read(path: Path, env: Mapping[str, str]) -> dict[str, Any]:
         "max_model_len": _value(launch, "max_model_len", path),
         "dialect": name,
         "gpus_per_replica": sizes[0] * sizes[1] * sizes[2],
+        "engine": _engine(launch, path),
         "unset": tuple(length for length in ("prompt_length", "response_length") if length not in launch.settings),
     }
+
+
+def _engine(launch: Launch, path: Path) -> dict[str, Any]:
+    found = {name: launch.settings[name].value for name in _OF_ENGINE if name in launch.settings}
+    found = {name: value for name, value in found.items() if value is not None}
+    try:
+        msgspec.convert(found, EngineSettings)
+    except msgspec.ValidationError as error:
+        raise WhatIfError(f"--from {path}: {explained(error, found, EngineSettings)}") from None
+    return found
 
 
 def _value(launch: Launch, name: str, path: Path) -> Any:

@@ -87,11 +87,12 @@ class Options:
         assert response_length is not None
         positions = max(32_768, prompt_length + response_length, context or 0)
         engine = {name: given[name] for name in ENGINE_OPTIONS if given[name] is not None}
+        of_verl = self.of_verl.get("engine", {})
         server = ServerSettings(
             dialect=given["dialect"] or self.of_verl.get("dialect", "vllm"),
             token_time_s=given["token_time_s"],
             prefill_s=given["prefill_s"],
-            engine=EngineSettings(**engine),
+            engine=EngineSettings(**of_verl | engine),
         )
         setting = Setting(
             budget=Budget(prompt_length, response_length, UNSET if context is None else context, positions),

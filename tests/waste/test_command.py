@@ -185,6 +185,12 @@ def test_a_verl_config(tmp_path):
     assert "verl's default" not in run("--from", config, *SEED).output
     config.write_text("actor_rollout_ref:\n  rollout:\n    name: sglang\n    prompt_length: 1024\n")
     assert f"(response_length: verl's default, {config} has none)" in run("--from", config, *SEED).output
+    config.write_text("actor_rollout_ref:\n  rollout:\n    max_num_seqs: 32\n    max_num_batched_tokens: null\n")
+    on_engine = ("--from", config, *SEED, "--policy", "cache-kept")
+    assert "max_num_seqs 32 · max_num_batched_tokens 8,192" in run(*on_engine).output
+    assert "max_num_seqs 64" in run(*on_engine, "--max-num-seqs", 64).output
+    assert "max_num_seqs" not in run("--from", config, *SEED).output, "and nothing is put on an engine by a file alone"
+    config.write_text("actor_rollout_ref:\n  rollout:\n    name: sglang\n    prompt_length: 1024\n")
     over = data("--from", config, *SEED, "--prompt-length", 512, "--response-length", 4096)
     assert over["policies"]["deferred"]["overrun"] == 512 - 136
     config.write_text(
@@ -197,6 +203,7 @@ def test_a_verl_config(tmp_path):
         ("prompt_length: null", "expected an integer"),
         ("prompt_length: 0", "is 0"),
         ("name: other", "vllm, sglang, trtllm are known"),
+        ("max_num_batched_tokens: 0", "Expected `int` >= 1 - at `$.max_num_batched_tokens` (it is 0)"),
     ):
         config.write_text(f"actor_rollout_ref:\n  rollout:\n    {text}\n")
         result = run("--from", config, *SEED)
