@@ -30,6 +30,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """How much longer than in GRPO the responses are."""
     update_every_steps: int | None = None
     pause_mode: PauseMode = "abort"
+    reset_prefix_cache: bool = True
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +43,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts: a request that is resumed counts again."""
     decoded_tokens: int
     most_live: int
-    violations: int
+    violations: dict[str, int]
 
 
 def case_of(size: Size) -> Case:
@@ -57,7 +58,12 @@ def case_of(size: Size) -> Case:
         for i, (prompt, response) in enumerate(lengths)
     )
     response_length = size.times_longer * max(load["response_lengths"])
-    update = WeightUpdate(Every((size.update_every_steps or 1) * TOKEN_S), pause_s=0.5, pause_mode=size.pause_mode)
+    update = WeightUpdate(
+        Every((size.update_every_steps or 1) * TOKEN_S),
+        pause_s=0.5,
+        pause_mode=size.pause_mode,
+        reset_prefix_cache=size.reset_prefix_cache,
+    )
     context = max(load["max_model_len"], 2048 + response_length)
     return Case(
         budget=Budget(2048, response_length, context, context),
@@ -94,7 +100,7 @@ def cost_of(size: Size) -> Cost:
         requests=trace.findings.attempts,
         decoded_tokens=trace.findings.decoded_tokens,
         most_live=trace.findings.most_live,
-        violations=trace.findings.counts.total(),
+        violations=dict(trace.findings.counts),
     )
 
 
