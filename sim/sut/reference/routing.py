@@ -3,8 +3,8 @@
 import random
 from typing import Any
 
-MOST_STICKY_SESSIONS = 10_000
-"""How many sessions are remembered, as in verl's balancer."""
+MOST_STICKY_SESSIONS = 100_000
+"""How many sessions are remembered. verl's balancer remembers 10,000 (0.9.1): fewer than may live."""
 
 
 class LeastLoadedBalancer:
