@@ -50,7 +50,7 @@ def test_a_clean_client_is_clean_and_gets_the_worlds_that_were_asked_for():
 
 
 def test_the_overrun_shrinks_to_one_session_one_abort_and_single_digits():
-    (find,) = hunt(DEFERRED, ("B1",), worlds=600).finds
+    (find,) = hunt(DEFERRED, ("B1",), worlds=3000).finds
     case = find.case
     assert (len(case.sessions), len(case.faults), case.replicas, find.is_race) == (1, 1, 1, False)
     assert max(case.budget.prompt_length, case.budget.response_length, case.sessions[0].prompt_tokens) < 10
@@ -152,7 +152,7 @@ def test_an_interrupt_in_the_middle_of_shrinking_loses_nothing():
             if found and found[0].shrink_worlds == 20:
                 raise KeyboardInterrupt
 
-    campaign = hunt(sut(Interrupted), ("B1",), worlds=600, progress=lambda now: found.__setitem__(slice(1), [now]))
+    campaign = hunt(sut(Interrupted), ("B1",), worlds=3000, progress=lambda now: found.__setitem__(slice(1), [now]))
     assert campaign.interrupted
     assert campaign.shrink_worlds == 20
     assert numbers(campaign) == ["B1"]
@@ -241,5 +241,5 @@ def test_a_race_shrinks_with_its_world_and_says_how_few_deviations_it_needs():
 
 
 def test_routing_bugs_shrink_to_few_sessions():
-    (find,) = hunt(load_sut("reference:zeroes-count"), ("R3",), worlds=1500, seed=8, strategy=routing_cases()).finds
+    (find,) = hunt(load_sut("reference:zeroes-count"), ("R3",), worlds=3000, seed=8, strategy=routing_cases()).finds
     assert (len(find.case.sessions), len(find.case.faults), find.case.replicas) == (1, 1, 1)

@@ -162,3 +162,12 @@ def test_the_weight_update_reaches_both_replicas_at_work():
     trace = run_world(BY_NAME["two replicas and a weight update"].case, load_sut(CLEAN))
     assert [event.replica for event in trace.events if isinstance(event, VersionChanged)] == [0, 1]
     assert {attempt.sent.replica for attempt in trace.ledger.attempts[:2]} == {0, 1}
+
+
+def test_they_end_once_all_that_is_looked_for_has_come_up(monkeypatch):
+    monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 0)
+    classics = classic_cases(["budget"])
+    campaign = run_campaign(
+        load_sut("reference:deferred"), response_cases(), ("B1",), 1, Bounds(worlds=900), classics=classics
+    )
+    assert ([find.invariant for find in campaign.finds], campaign.worlds) == (["B1"], 1)
