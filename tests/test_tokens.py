@@ -41,7 +41,7 @@ def test_so_are_log_probs(one, other, part):
     assert list(probs[part]) == plain[part]
     assert list(probs + LogProbs(other)) == plain + list(LogProbs(other))
     assert [] + probs == plain  # noqa: RUF005 - the joining is what is tested
-    assert probs + [] == plain
+    assert probs + [] == plain  # noqa: RUF005
     assert [probs[index] for index in range(-len(plain), len(plain))] == plain * 2
     assert list(reversed(probs)) == plain[::-1]
     assert sum(probs) == sum(plain)
@@ -63,7 +63,7 @@ def test_answers_in_runs_gather_as_lists_do(parts):
         elif how == "or":
             gathered += answer or []
         else:
-            gathered = gathered + [] + answer
+            gathered = gathered + [] + answer  # noqa: RUF005
     assert list(gathered) == plain
 
 
