@@ -322,6 +322,7 @@ class World:
         self.sut = sut
         self.trace = Trace(case.num_sessions) if trace is None else trace
         self.deviations: tuple[Deviation, ...] = ()
+        """Not of a case that repeats its sessions: they would be as many as its steps."""
         self.steps = 0
         """Callbacks that ran: what the run cost, the same on any machine."""
         self._bounds = bounds_of(case)
@@ -424,6 +425,7 @@ class World:
             order=self._order,
             until_ns=to_ns(self._bounds.virtual_s),
             max_steps_per_instant=max(_FEWEST_STEPS_PER_INSTANT, _STEPS_PER_INSTANT * live_sessions),
+            keeps_deviations=case.repeat == 1,
         )
 
     def _make_wire(self, triggers: Triggers) -> Wire:
