@@ -331,6 +331,8 @@ class World:
         self._servers: list[FakeRolloutServer] = []
         self._sessions: dict[int, asyncio.Task[None]] = {}
         """Those that live."""
+        self._fault: Exception | None = None
+        """What a server of ours raised in its own time: no client is to blame."""
         self._to_begin = iter(range(case.num_sessions))
         self._sharers = Counter([params_owner(case, index) for index in range(len(case.sessions))])
         """How many sessions have one session's sampling params."""
@@ -363,6 +365,8 @@ class World:
             raise SutError(f"SUT {self.sut.name!r} called sys.exit({left.code!r})") from left
         finally:
             loop.close()
+        if self._fault is not None:
+            raise self._fault
         return trace
 
     def _stuck(self) -> tuple[tuple[str, str], ...]:
@@ -374,6 +378,9 @@ class World:
 
     def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
         del loop
+        callback = getattr(context.get("handle"), "_callback", None)
+        if isinstance(getattr(callback, "__self__", None), FakeRolloutServer):
+            self._fault = self._fault or context.get("exception")
         self._heard("asyncio", f"{context.get('message')}: {context.get('exception')!r}")
 
     async def _main(self) -> None:
