@@ -190,5 +190,5 @@ def waste(**given: Any) -> None:
     except BrokenPipeError:
         raise  # whoever read it has enough, which click knows of
     except OSError as error:
-        click.echo(f"error: {error.filename}: {error.strerror}", err=True)
+        click.echo(f"error: {error.filename or 'what was to be written'}: {error.strerror}", err=True)
         sys.exit(UNUSABLE)
