@@ -95,6 +95,10 @@ class RollingTrace(Trace):
         self._live = _LiveLedger()
         self._leaving: dict[int, SessionRecord] = {}
         """Ended; something of theirs may still be under way."""
+        self._one_object = case.transport.objects == "shared" and any(
+            session.shares_params_with is not None for session in case.sessions
+        )
+        """Sessions share their params: they are judged together, at the end. No case with such repeats its sessions."""
         self._balancer_delay_ns = to_ns(case.transport.balancer_delay_s)
         self._replay = Replay(case)
         self._failed: dict[int, list[Message]] = {}
@@ -153,6 +157,8 @@ class RollingTrace(Trace):
     def _gone(self, now_ns: int) -> dict[int, SessionRecord]:
         """Takes the sessions that nothing more will come of out of what is kept. What they sent to the balancer before
         they ended has reached it when its delay has passed; the trace has only what has."""
+        if self._one_object:
+            return {}
         ended_before_ns = now_ns - self._balancer_delay_ns
         gone = {
             session: record

@@ -36,6 +36,7 @@ from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.tokens import TokenIds, Tokens, ids_as_runs
 from sim.trace import (
     MOST_RAISED_KEPT,
+    FaultFired,
     Logged,
     Message,
     SessionEnded,
@@ -561,14 +562,16 @@ class World:
     async def _run_fault(self, stage: Stage, index: int, fault: Any, acting: "list[asyncio.Task[None]]") -> None:
         """Waits for its time in a task that the end of all sessions may cancel, and acts in one that ends by itself."""
         times = self._bounds.times[index]
-        for number in range(1, times + 1):
+        for _ in range(times):
             await stage.triggers.wait(fault.at)
-            note = f"for the last time: it came {times} times, and sessions live" if 1 < times == number else ""
-            task = self._loop.create_task(act(stage, index, fault, note), name=f"fault {index} acting")
+            task = self._loop.create_task(act(stage, index, fault), name=f"fault {index} acting")
             acting.append(task)
-            if number < times:
-                await asyncio.wait([task])
-                acting.remove(task)
+            if not isinstance(fault.at, Every):
+                return
+            await asyncio.wait([task])
+            acting.remove(task)
+        note = f"comes no more: it did so {times:,} times, and sessions live"
+        self.trace.add(FaultFired(self._loop.now_ns, index, str(fault.__struct_config__.tag), note))
 
     def _show_rest(self) -> None:
         assert self._balancer is not None

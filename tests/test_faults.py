@@ -378,6 +378,6 @@ def test_what_lets_nothing_through_stops_and_says_so():
     trace = run_world(Case(BUDGET, (ONE,), (AbortAll(Every(0.1), 0),), server=server), load_sut(CLEAN))
     assert trace.is_done
     fired = [event for event in trace.events if isinstance(event, FaultFired)]
-    assert fired[-1].note.startswith("for the last time: it came ")
+    assert fired[-1].note.startswith("comes no more: it did so ")
     assert not any(event.note for event in fired[:-1])
     assert not judge(Case(BUDGET, (ONE,)), trace)

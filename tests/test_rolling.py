@@ -21,6 +21,7 @@ from sim.case import (
     CaseError,
     EngineSettings,
     Every,
+    Limit,
     RemoveReplica,
     Schedule,
     ServerSettings,
@@ -257,6 +258,22 @@ def test_shared_params_are_not_judged_session_by_session():
     sessions = (Session(4), Session(4, shares_params_with=0))
     with pytest.raises(CaseError, match=r"repeat is 2: it excludes sessions\[1\].shares_params_with"):
         Case(Budget(8, 8), sessions, transport=Transport("shared"), repeat=2)
+
+
+class PassesOn(PinnedClient):
+    """Sends its caller's params as they are: where objects are shared, the server takes keys out of these."""
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params, **kwargs):
+        return await self.attempt(request_id, prompt_ids, sampling_params, **kwargs)
+
+
+@pytest.mark.parametrize("chapter_events", [1, 4])
+def test_those_that_share_params_are_judged_together(monkeypatch, chapter_events):
+    """TensorRT-LLM's server ignores a limit; whether that is so, no one can tell of params that another has changed."""
+    monkeypatch.setattr(rolling, "_CHAPTER_EVENTS", chapter_events)
+    sessions = (Session(4, limit=Limit("max_tokens", 40)), Session(4, arrival_s=3.0, shares_params_with=0))
+    case = Case(Budget(8, 8), sessions, server=ServerSettings("trtllm"), transport=Transport("shared"))
+    assert_same_verdicts(case, Sut("passes", "passes", lambda context: PassesOn(context.config, context.balancer)))
 
 
 def test_a_fault_that_comes_again_and_again_stops_with_the_sessions():
