@@ -416,8 +416,12 @@ class Trace:
                 return
 
     def seal(self, end: WorldEnded) -> None:
-        """The last event. What tasks still do while the world is torn down is not part of the run."""
+        """The last event."""
         self.add(end)
+        self.close()
+
+    def close(self) -> None:
+        """Takes no more events: what tasks still do while the world is torn down is not part of the run."""
         unheard: list[Event] = []
         self.add = unheard.append
 
