@@ -16,7 +16,7 @@ from sim.server import Model
 from sim.sut.interface import Sut
 from sim.trace import WorldEnded
 from sim.transport import Wire
-from sim.world import World, _log_tap, liveness_bound_s
+from sim.world import World, _log_tap
 
 DEFAULT_SPEED = 10.0
 """Seconds of the world in a second: clients wait a whole second after each abort, and no outcome depends on it."""
@@ -129,7 +129,7 @@ class RealWorld(World):
     async def _bounded(self) -> Any:
         for engine in self._engines:
             await engine.resume_generation()
-        bound_s = liveness_bound_s(self.case) + ENGINE_TIME_S * self._real_loop._speed
+        bound_s = self._bounds.virtual_s + ENGINE_TIME_S * self._real_loop._speed
         try:
             async with asyncio.timeout(bound_s):
                 await self._main()

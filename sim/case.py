@@ -253,9 +253,12 @@ class AfterSent(_Data, frozen=True, tag_field="on", tag="sent"):
 
 
 class Every(_Data, frozen=True, tag_field="on", tag="every"):
-    """Again and again until all sessions have ended: first after `time_s`, then `time_s` after the last was over."""
+    """Again and again until all sessions have ended: first after `time_s`, then `time_s` after the last was over.
 
-    time_s: Annotated[float, Meta(gt=0, le=MAX_TIME_S)]
+    Not for ever, where it keeps them from ending: see `sim.world.bounds_of`.
+    """
+
+    time_s: Annotated[float, Meta(ge=1e-6, le=MAX_TIME_S)]
 
 
 When: TypeAlias = AtTime | AfterTokens | AfterSent | Every

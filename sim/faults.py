@@ -245,10 +245,10 @@ _ACTIONS: dict[type[Any], Callable[[Stage, Any], Awaitable[str]]] = {
 }
 
 
-async def act(stage: Stage, index: int, fault: Fault) -> None:
+async def act(stage: Stage, index: int, fault: Fault, note: str = "") -> None:
     """Does what the fault says, now. What it raises is on the trace: a trainer's failure is not the world's."""
     kind = fault.__struct_config__.tag
-    fired = FaultFired(stage.loop.now_ns, index, str(kind))
+    fired = FaultFired(stage.loop.now_ns, index, str(kind), note)
     stage.trace.add(fired)
     try:
         note = await _ACTIONS[type(fault)](stage, fault)

@@ -67,11 +67,9 @@ class _InRuns(Sequence[T], Generic[T, R]):
             place += self._length
         if not 0 <= place < self._length:
             raise IndexError(f"index {index} of {self._length} tokens")
-        if len(self.runs) == 1:
-            return self._items(self.runs[0])[place]
-        starts = [0, *accumulate(run[1] for run in self.runs)]
+        starts = [0, *accumulate(run[1] for run in self.runs)] if len(self.runs) > 1 else [0]
         number = bisect_right(starts, place) - 1
-        return self._items(self.runs[number])[place - starts[number]]
+        return self._items(self._cut(self.runs[number], place - starts[number], 1))[0]
 
     def _slice(self, start: int, stop: int) -> Self:
         runs: list[R] = []
@@ -164,6 +162,8 @@ class LogProbs(_InRuns[float, tuple[int, int, int]]):
 
     @classmethod
     def _from(cls, items: Iterable[float]) -> Self:
+        if not list(items):  # what `output.log_probs or []` makes of an answer without tokens
+            return cls()
         raise TypeError(f"log probabilities in runs are joined with such alone, not with {type(items).__name__}")
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from traceback import StackSummary, walk_tb
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from msgspec import UNSET
 
@@ -54,6 +54,9 @@ _FEWEST_STEPS_PER_INSTANT, _STEPS_PER_INSTANT = 100_000, 100
 
 _LARGE_SESSIONS = 1000
 """A world of so many may take as long as it likes, if it gets on."""
+
+_LEAST_TIMES = 1000
+"""How often a fault that comes again and again may do so in any world."""
 
 REST = "rest"
 """Kind of the balancer's last entry in the trace: its counts when all is over."""
@@ -258,8 +261,20 @@ def _slowest_step_s(case: Case) -> tuple[float, float]:
     return token_s, (chunks - 1) * token_s + chunks * prefill_s
 
 
-def liveness_bound_s(case: Case) -> float:
-    """Virtual time in which every session must have ended: twice the time that all of the work takes one by one."""
+class Bounds(NamedTuple):
+    """What a world may take before it counts as one that does not end."""
+
+    virtual_s: float
+    times: tuple[int, ...]
+    """How often each fault acts at most: more often than once only those that come again and again."""
+
+
+def bounds_of(case: Case) -> Bounds:
+    """Virtual time in which every session must have ended: twice the time that all of the work takes one by one.
+
+    A fault that comes sooner than a call is through may keep the work from getting on for ever. It stops after so many
+    times as would do if each let one token through, and as many more as there is time in which nobody decodes.
+    """
     server = case.server
     token_s, prefill_s = _slowest_step_s(case)
     every = [fault.at.time_s for fault in case.faults if isinstance(fault.at, Every)]
@@ -267,6 +282,7 @@ def liveness_bound_s(case: Case) -> float:
     calls_s = prefill_s + server.admission_s + 2 * case.transport.server_delay_s
     calls_s += 3 * case.transport.balancer_delay_s + token_s + 2.0
     total_s = 0.0
+    budget_tokens = 0
     for index, session in enumerate(case.sessions):
         limit = explicit_limit(case, index)
         grant_tokens = max(case.budget.response_length, 0 if limit is None else limit.tokens)
@@ -275,19 +291,26 @@ def liveness_bound_s(case: Case) -> float:
         for turn in session.turns:
             total_s += turn.tool_time_s
             tokens += turn_tokens if turn.response_tokens is None else min(turn_tokens, turn.response_tokens)
+            budget_tokens += grant_tokens if turn.response_tokens is None else min(grant_tokens, turn.response_tokens)
         total_s += session.arrival_s + tokens * token_s + len(session.turns) * (1 if every else aborts) * calls_s
     total_s *= case.repeat
+    budget_tokens *= case.repeat
     for fault in case.faults:
         total_s += getattr(fault, "pause_s", 0.0) + getattr(fault, "delay_s", 0.0) + getattr(fault.at, "time_s", 0.0)
         total_s += calls_s
-    for time_s in every:
+    times = tuple(
+        _LEAST_TIMES + budget_tokens + round(total_s / fault.at.time_s) if isinstance(fault.at, Every) else 1
+        for fault in case.faults
+    )
+    for time_s, most in zip(every, (each for each in times if each > 1), strict=True):
         # Between two of them, what is left once everybody who lives has been called and prefilled again.
         useful_s = time_s - calls_s * min(case.num_sessions, case.max_concurrent_sessions or case.num_sessions)
         lost_s = calls_s + max([getattr(fault, "pause_s", 0.0) for fault in case.faults])
-        if useful_s <= 0:
-            return MAX_TIME_S
-        total_s *= (time_s + lost_s) / useful_s
-    return min(MAX_TIME_S, 2 * total_s + 60.0)
+        if useful_s > 0:
+            total_s *= (time_s + lost_s) / useful_s
+        else:
+            total_s += most * (time_s + lost_s)
+    return Bounds(min(MAX_TIME_S, 2 * total_s + 60.0), times)
 
 
 class World:
@@ -304,6 +327,7 @@ class World:
         self.deviations: tuple[Deviation, ...] = ()
         self.steps = 0
         """Callbacks that ran: what the run cost, the same on any machine."""
+        self._bounds = bounds_of(case)
         self._loop = self._make_loop()
         self._balancer: BalancerHandle | None = None
         self._servers: list[FakeRolloutServer] = []
@@ -407,7 +431,7 @@ class World:
         live_sessions = min(case.num_sessions, case.max_concurrent_sessions or case.num_sessions)
         return VirtualLoop(
             order=self._order,
-            until_ns=to_ns(liveness_bound_s(case)),
+            until_ns=to_ns(self._bounds.virtual_s),
             max_steps_per_instant=max(_FEWEST_STEPS_PER_INSTANT, _STEPS_PER_INSTANT * live_sessions),
         )
 
@@ -536,14 +560,15 @@ class World:
 
     async def _run_fault(self, stage: Stage, index: int, fault: Any, acting: "list[asyncio.Task[None]]") -> None:
         """Waits for its time in a task that the end of all sessions may cancel, and acts in one that ends by itself."""
-        while True:
+        times = self._bounds.times[index]
+        for number in range(1, times + 1):
             await stage.triggers.wait(fault.at)
-            task = self._loop.create_task(act(stage, index, fault), name=f"fault {index} acting")
+            note = f"for the last time: it came {times} times, and sessions live" if 1 < times == number else ""
+            task = self._loop.create_task(act(stage, index, fault, note), name=f"fault {index} acting")
             acting.append(task)
-            if not isinstance(fault.at, Every):
-                break
-            await asyncio.wait([task])
-            acting.remove(task)
+            if number < times:
+                await asyncio.wait([task])
+                acting.remove(task)
 
     def _show_rest(self) -> None:
         assert self._balancer is not None

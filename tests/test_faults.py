@@ -1,6 +1,9 @@
 """Faults: when they strike, what they do to servers, balancer and sessions, and that odd ones do no harm."""
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sim.case import (
     AbortAll,
@@ -14,6 +17,7 @@ from sim.case import (
     Case,
     ClearSticky,
     DelayReleases,
+    Every,
     Limit,
     RemoveReplica,
     Router,
@@ -26,7 +30,9 @@ from sim.case import (
 )
 from sim.clock import to_ns
 from sim.invariants import judge
+from sim.search.strategies import response_cases, routing_cases
 from sim.sut.interface import Sut
+from sim.sut.planted import PLANTED
 from sim.sut.reference.client import PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut
@@ -44,7 +50,7 @@ from sim.trace import (
     SessionEnded,
     VersionChanged,
 )
-from sim.world import run_world
+from sim.world import World, run_world
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=64)
 ONE = Session(4)
@@ -349,3 +355,29 @@ def test_an_explicit_limit_is_spread_over_aborts():
     trace = run(AbortAll(AfterTokens(0, 2), 0), sessions=[Session(4, limit=Limit("max_new_tokens", 5))])
     assert decoded(trace) == [2, 3]
     assert [event.limits for event in events(trace, Sent)] == [{"max_new_tokens": 5}, {"max_new_tokens": 3}]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.one_of(response_cases(), routing_cases()),
+    st.sampled_from([CLEAN, *(f"reference:{planted}" for planted in PLANTED)]),
+    st.sampled_from([0.003, 0.02, 0.25, 1.0]),
+    st.booleans(),
+)
+def test_whatever_comes_again_and_again_a_world_ends_and_a_good_client_is_through(case, sut, time_s, has_gate):
+    faults = tuple(replace(fault, at=Every(time_s)) for fault in case.faults)
+    world = World(replace(case, faults=faults, server=replace(case.server, submission_gate=has_gate)), load_sut(sut))
+    trace = world.run()
+    assert world.steps < 1_000_000
+    assert trace.is_done or sut != CLEAN
+
+
+def test_what_lets_nothing_through_stops_and_says_so():
+    """Each abort comes before the first token: without the gate nobody waits for it."""
+    server = ServerSettings(prefill_s=0.5, submission_gate=False, engine=None)
+    trace = run_world(Case(BUDGET, (ONE,), (AbortAll(Every(0.1), 0),), server=server), load_sut(CLEAN))
+    assert trace.is_done
+    fired = [event for event in trace.events if isinstance(event, FaultFired)]
+    assert fired[-1].note.startswith("for the last time: it came ")
+    assert not any(event.note for event in fired[:-1])
+    assert not judge(Case(BUDGET, (ONE,)), trace)

@@ -41,7 +41,35 @@ def test_so_are_log_probs(one, other, part):
     assert list(probs[part]) == plain[part]
     assert list(probs + LogProbs(other)) == plain + list(LogProbs(other))
     assert [] + probs == plain  # noqa: RUF005 - the joining is what is tested
+    assert probs + [] == plain  # noqa: RUF005
+    assert [probs[index] for index in range(-len(plain), len(plain))] == plain * 2
+    assert list(reversed(probs)) == plain[::-1]
     assert sum(probs) == sum(plain)
+
+
+answers = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_from(["+=", "or", "right"])), max_size=6)
+
+
+@given(answers)
+def test_answers_in_runs_gather_as_lists_do(parts):
+    """As clients gather them: in a list that was empty, where an answer may have no tokens."""
+    gathered, plain, position = [], [], 0
+    for tokens, version, how in parts:
+        answer = LogProbs(((position, tokens, version),) if tokens else ())
+        position += tokens
+        plain += list(answer)
+        if how == "+=":
+            gathered += answer
+        elif how == "or":
+            gathered += answer or []
+        else:
+            gathered = gathered + [] + answer  # noqa: RUF005
+    assert list(gathered) == plain
+
+
+def test_one_token_costs_no_more_in_a_long_run():
+    probs = LogProbs(((0, 10**12, 3),))
+    assert probs[10**12 - 1] == -(10**12 - 1) - 3 / 1024 - 1 / 2048
 
 
 def test_log_probs_of_one_position_tell_weight_versions_apart():

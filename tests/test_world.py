@@ -50,7 +50,7 @@ from sim.sut.interface import Sut, SutError
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Logged, Message, Prefilled, Sent, SessionEnded, TurnEnded, WorldEnded
-from sim.world import REST, World, liveness_bound_s, run_world
+from sim.world import REST, World, bounds_of, run_world
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=64)
 ONE = Session(4)
@@ -302,7 +302,7 @@ def test_a_client_that_polls_for_ever_meets_the_horizon():
     case = Case(BUDGET, (ONE,))
     trace = run_world(case, sut(Sleeping))
     assert last(trace).reason == "horizon"
-    assert last(trace).t_ns <= to_ns(liveness_bound_s(case))
+    assert last(trace).t_ns <= to_ns(bounds_of(case).virtual_s)
 
 
 def test_a_client_that_fails_ends_its_turn_and_session_with_its_error():
