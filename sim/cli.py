@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import math
 import signal
 import sys
 import tempfile
@@ -116,13 +115,6 @@ def _load_suts(names: tuple[str, ...]) -> "list[Sut]":
 # hunt
 
 
-def _finite(_ctx: click.Context, _parameter: click.Parameter, value: float | None) -> float | None:
-    """No range keeps NaN out."""
-    if value is not None and math.isnan(value):
-        raise click.BadParameter("nan is not a time")
-    return value
-
-
 class _Kind(click.Choice[str]):
     """Says where the invariants are looked after that no world can break."""
 
@@ -144,7 +136,6 @@ class _Kind(click.Choice[str]):
 @click.option(
     "--seconds",
     type=Seconds(0, _MOST_SECONDS, min_open=True),
-    callback=_finite,
     help="How long to search a SUT (default 10).",
 )
 @click.option("--worlds", type=click.IntRange(1), help="How many worlds instead: the same finds every time.")

@@ -263,6 +263,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         order: Order = Fifo(),
         *,
         max_steps_per_instant: int = 100_000,
+        keeps_deviations: bool = True,
         until_ns: int | None = None,
     ) -> None:
         if env is not None and type(env.now) is not int:
@@ -279,6 +280,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._choose = order.chooser()
         # Both keep the order of arrival; taking from the middle is faster in a list, from the left in a deque.
         self._ready: Any = deque() if self._choose is None else []
+        self._keeps_deviations = keeps_deviations
         self._deviation_steps = array("q")
         self._deviation_picks = array("q")
         self._step_limit = max_steps_per_instant
@@ -417,7 +419,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 pick = choose(self.steps, ready)
                 assert pick >= 0, f"the order picked entry {pick}"
                 handle = ready.pop(pick)
-                if pick:
+                if pick and self._keeps_deviations:
                     self._deviation_steps.append(self.steps)
                     self._deviation_picks.append(pick)
             self.steps += 1

@@ -1,5 +1,6 @@
 """How durations are spelled on the command line, and what one may have meant who spelled one otherwise."""
 
+import math
 import re
 from typing import Any
 
@@ -33,4 +34,7 @@ class Seconds(click.FloatRange):
         meant_s = seconds_of(value) if isinstance(value, str) else None
         if meant_s is not None:
             self.fail(f"{value!r} is not a number of seconds; did you mean {meant_s:.12g}?", param, ctx)
-        return super().convert(value, param, ctx)
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):  # no range keeps it out
+            self.fail("nan is not a time", param, ctx)
+        return seconds

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from sim.case import Case
+from sim.clock import to_ns
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.interface import Violation
 from sim.invariants.routing import Replay, log_of
@@ -94,6 +95,7 @@ class RollingTrace(Trace):
         self._live = _LiveLedger()
         self._leaving: dict[int, SessionRecord] = {}
         """Ended; something of theirs may still be under way."""
+        self._balancer_delay_ns = to_ns(case.transport.balancer_delay_s)
         self._replay = Replay(case)
         self._failed: dict[int, list[Message]] = {}
         """Messages that failed, by session."""
@@ -106,7 +108,7 @@ class RollingTrace(Trace):
         self.events.append(event)
         if len(self.events) == _CHAPTER_EVENTS:
             self._take_events()
-            self._judge(self._gone(), WorldEnded(event.t_ns, "done"), self._numbers_of_a_session)
+            self._judge(self._gone(event.t_ns), WorldEnded(event.t_ns, "done"), self._numbers_of_a_session)
 
     def seal(self, end: WorldEnded) -> None:
         self._add(end)
@@ -130,7 +132,7 @@ class RollingTrace(Trace):
         for event in events:
             if isinstance(event, Message):
                 self._replay.handle(event)
-                if event.error and event.session is not None:
+                if event.error and event.session in self._live.sessions:
                     self._failed.setdefault(event.session, []).append(event)
             elif isinstance(event, SessionEnded):
                 self._leaving[event.session] = self._live.sessions[event.session]
@@ -140,15 +142,24 @@ class RollingTrace(Trace):
             elif isinstance(event, Logged) and len(self._texts) < _KEPT_TEXTS:
                 self._texts.setdefault((event.logger, event.text), event)
         events.clear()
+        log = self._replay.log
+        for violations in (log.r1, log.r2, log.r5):
+            self.findings.add(each for each in violations if each.invariant in self._numbers)
+            violations.clear()
         self.findings.most_live = max(self.findings.most_live, len(self._live.sessions))
         self.findings.strays = self._live.strays
 
-    def _gone(self) -> dict[int, SessionRecord]:
-        """Takes the sessions that nothing more will come of out of what is kept."""
+    def _gone(self, now_ns: int) -> dict[int, SessionRecord]:
+        """Takes the sessions that nothing more will come of out of what is kept. What they sent to the balancer before
+        they ended has reached it when its delay has passed; the trace has only what has."""
+        ended_before_ns = now_ns - self._balancer_delay_ns
         gone = {
             session: record
             for session, record in self._leaving.items()
-            if _is_settled(record) and not self._replay.has_open(session)
+            if record.ended is not None
+            and record.ended.t_ns < ended_before_ns
+            and _is_settled(record)
+            and not self._replay.has_open(session)
         }
         for session in gone:
             del self._leaving[session]

@@ -325,6 +325,7 @@ class World:
         self.sut = sut
         self.trace = Trace(case.num_sessions) if trace is None else trace
         self.deviations: tuple[Deviation, ...] = ()
+        """Not of a case that repeats its sessions: they would be as many as its steps."""
         self.steps = 0
         """Callbacks that ran: what the run cost, the same on any machine."""
         self._bounds = bounds_of(case)
@@ -333,6 +334,8 @@ class World:
         self._servers: list[FakeRolloutServer] = []
         self._sessions: dict[int, asyncio.Task[None]] = {}
         """Those that live."""
+        self._fault: Exception | None = None
+        """What a server of ours raised in its own time: no client is to blame."""
         self._to_begin: Iterator[int] = iter(range(case.num_sessions))
         self._sharers = Counter([params_owner(case, index) for index in range(len(case.sessions))])
         """How many sessions have one session's sampling params."""
@@ -365,6 +368,8 @@ class World:
             raise SutError(f"SUT {self.sut.name!r} called sys.exit({left.code!r})") from left
         finally:
             self._close()
+        if self._fault is not None:
+            raise self._fault
         return trace
 
     def _close(self) -> None:
@@ -382,6 +387,9 @@ class World:
 
     def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
         del loop
+        callback = getattr(context.get("handle"), "_callback", None)
+        if isinstance(getattr(callback, "__self__", None), FakeRolloutServer):
+            self._fault = self._fault or context.get("exception")
         self._heard("asyncio", f"{context.get('message')}: {context.get('exception')!r}")
 
     async def _main(self) -> None:
@@ -433,6 +441,7 @@ class World:
             order=self._order,
             until_ns=to_ns(self._bounds.virtual_s),
             max_steps_per_instant=max(_FEWEST_STEPS_PER_INSTANT, _STEPS_PER_INSTANT * live_sessions),
+            keeps_deviations=case.repeat == 1,
         )
 
     def _make_wire(self, triggers: Triggers) -> Wire:

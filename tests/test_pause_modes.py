@@ -1,8 +1,20 @@
 """What a weight update does to the requests of a replica: vLLM's pause modes, with the cache cleared or kept."""
 
 import pytest
+from msgspec.structs import replace
 
-from sim.case import AfterTokens, AtTime, Budget, Case, CaseError, EngineSettings, ServerSettings, Session, WeightUpdate
+from sim.case import (
+    AbortRequest,
+    AfterTokens,
+    AtTime,
+    Budget,
+    Case,
+    CaseError,
+    EngineSettings,
+    ServerSettings,
+    Session,
+    WeightUpdate,
+)
 from sim.invariants import judge
 from sim.search.schedules import under_schedules
 from sim.server import FakeRolloutServer
@@ -82,6 +94,26 @@ def test_every_order_of_callbacks_comes_to_the_end(mode):
     for case in under_schedules(updated(*sessions, pause_mode=mode)):
         trace = run(case)
         assert [event.outcome for event in events(trace, Ended)] == ["length"] * 5
+
+
+def test_what_is_aborted_while_it_is_frozen_is_no_more_when_the_rest_goes_on():
+    """Its KV was taken from it, and the next step would tell of that."""
+    case = updated(Session(30), Session(30), pause_mode="keep")
+    case = replace(case, faults=(*case.faults, AbortRequest(AtTime(0.7), 0)))
+    for each in under_schedules(case):
+        assert [event.outcome for event in events(run(each), Ended)] == ["abort", "length", "length"]
+        assert violated(each) == set()
+
+
+class Broken(FakeRolloutServer):
+    def _on_timer(self):
+        raise RuntimeError("our own fault")
+
+
+def test_a_fault_of_a_server_of_ours_is_no_violation_of_the_clients():
+    sut = load_sut(CLEAN)
+    with pytest.raises(RuntimeError, match="our own fault"):
+        run_world(updated(), Sut(sut.name, sut.key, sut.factory, Broken))
 
 
 @pytest.mark.parametrize("mode", ["keep", "wait"])

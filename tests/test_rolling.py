@@ -1,22 +1,28 @@
 """A world that is judged while it runs: the same verdicts as over the whole trace, and no more kept than lives."""
 
 import asyncio
+import gc
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sim import corpus, rolling
 from sim.case import (
+    AddReplica,
     AfterTokens,
+    AtTime,
     Budget,
     CancelClient,
     Case,
     CaseError,
     EngineSettings,
     Every,
+    RemoveReplica,
+    Schedule,
     ServerSettings,
     Session,
     Transport,
@@ -25,6 +31,7 @@ from sim.case import (
 )
 from sim.invariants import judge
 from sim.rolling import RollingTrace
+from sim.search.schedules import under_schedules
 from sim.search.strategies import response_cases, routing_cases
 from sim.sut.interface import Sut
 from sim.sut.planted import PLANTED
@@ -83,10 +90,42 @@ def test_the_corpus_is_judged_as_a_whole_trace_is(name):
         assert_same_verdicts(entry, sut)
 
 
+class ForgetsItsAnswer(PinnedClient):
+    """As verl's client: cancelled while it acquires, it never hears which slot it was given."""
+
+    async def acquire(self, request_id):
+        return await self.balancer.acquire_server.remote(request_id=request_id)
+
+
+FORGETS_ITS_ANSWER = Sut("forgets", "forgets", lambda context: ForgetsItsAnswer(context.config, context.balancer))
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.one_of(response_cases(), routing_cases()), st.sampled_from(sorted(PLANTED)))
-def test_so_are_random_worlds(case, planted):
-    assert_same_verdicts(case, f"reference:{planted}")
+@given(
+    st.one_of(response_cases(), routing_cases()),
+    st.sampled_from([*(f"reference:{planted}" for planted in sorted(PLANTED)), FORGETS_ITS_ANSWER]),
+    st.integers(1, 16),
+)
+def test_so_are_random_worlds(case, sut, chapter_events):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rolling, "_CHAPTER_EVENTS", chapter_events)
+        assert_same_verdicts(case, sut)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.25])
+def test_a_slot_that_is_given_after_the_end_is_missed(monkeypatch, delay_s):
+    """In a world that goes on: the session's end is judged long before the world's."""
+    monkeypatch.setattr(rolling, "_CHAPTER_EVENTS", 1)
+    case = Case(
+        budget=Budget(16, 32, 128),
+        sessions=(Session(5), Session(5), Session(5)),
+        faults=(CancelClient(AtTime(delay_s / 2), 0),),
+        replicas=2,
+        transport=Transport(balancer_delay_s=delay_s),
+    )
+    for case_now in under_schedules(case):
+        assert_same_verdicts(case_now, FORGETS_ITS_ANSWER)
+    assert bool(delay_s) == ("R7" in rolled(case, FORGETS_ITS_ANSWER).counts)
 
 
 @pytest.mark.parametrize("planted", ["deferred", "loses-tokens", "keeps-cache", "ends-twice"])
@@ -104,6 +143,38 @@ def test_repeated_sessions_are_new_ones_and_no_more_are_kept_than_live():
     assert findings.end.reason == "done"
     assert findings.most_live <= 7 + 16
     assert not findings.counts
+
+
+def left_over(case, sut):
+    """Objects that only a collector gets rid of when the world is over: cycles, and what the world held in them."""
+    gc.collect()
+    gc.disable()
+    try:
+        run(case, sut, RollingTrace(case))
+        return gc.collect()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("sut", "changes"),
+    [
+        (CLEAN, {}),
+        (CLEAN, {"schedule": Schedule("random", 1)}),
+        (CLEAN, {"faults": (WeightUpdate(Every(0.15), leaving=(0,), pause_s=0.05),)}),
+        (CLEAN, {"faults": (WeightUpdate(Every(0.15), pause_mode="keep", pause_s=0.05),)}),
+        (CLEAN, {"faults": (RemoveReplica(Every(0.2), 0), AddReplica(Every(0.15), 0), CancelClient(AtTime(0.1), 2))}),
+        *(
+            (f"reference:{planted}", {})
+            for planted in ("deferred", "routes-anywhere", "forgets-session", "keeps-cache")
+        ),
+    ],
+)
+def test_nothing_gathers_while_a_world_goes_on(sut, changes):
+    """No cycles, as nobody collects them while it runs; no list of what came by."""
+    small, large = (replace(MANY, repeat=repeat, **changes) for repeat in (20, 100))
+    left_over(small, sut)
+    assert left_over(large, sut) < left_over(small, sut) + 200, "80 times 3 sessions more"
 
 
 def test_the_sessions_that_live_are_as_many_as_allowed():

@@ -66,7 +66,7 @@ NO_HITS: Sequence[Hit] = ()
 
 class FreeQueue:
     """Runs that nobody holds, the next to be evicted in front. A run was freed last block first, so it is evicted from
-    its end."""
+    its end. One that has left knows its neighbours no more: it would keep them, and they theirs, and so for ever."""
 
     def __init__(self) -> None:
         self._ends = Run(None, 0, 0, 0)
@@ -89,6 +89,7 @@ class FreeQueue:
 
     def remove(self, run: Run) -> None:
         run.previous.next, run.next.previous = run.next, run.previous
+        run.previous = run.next = self._ends
         self.num_blocks -= run.end - run.start
 
     def cut(self, lower: Run, upper: Run) -> None:
@@ -96,6 +97,8 @@ class FreeQueue:
         self._link(upper, lower)
 
     def clear(self) -> None:
+        for run in list(self):
+            run.previous = run.next = self._ends
         self._ends.previous = self._ends.next = self._ends
         self.num_blocks = 0
 
@@ -231,6 +234,8 @@ class PrefixCache:
         """Forget everything. Nothing may be held."""
         assert not self.held, "forgot blocks that are in use"
         self.free_queue.clear()
+        for chain in self.chains.values():
+            chain.runs.clear()  # a run knows its chain, and nobody collects cycles while a world runs
         self.chains.clear()
 
     # --- steady requests ----------------------------------------------------------------------------------------------

@@ -269,7 +269,9 @@ class TimedEngine:
 
     def _count_prefills(self, output: SchedulerOutput) -> None:
         for request_id in output.preempted:
-            self._live[request_id].preempted = True
+            live = self._live.get(request_id)
+            if live is not None:  # else it was aborted, after a cache reset had preempted it
+                live.preempted = True
         for request, num_tokens in output.scheduled.items():
             if request.num_computed_tokens > request.num_prompt_tokens and num_tokens == 1:
                 continue  # decodes

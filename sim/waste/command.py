@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from sim.case import MAX_TOKENS
+from sim.case import MAX_TIME_S, MAX_TOKENS
 from sim.durations import Seconds
 from sim.waste import policies
 from sim.waste.loads import DEFAULT_COUNT, DEFAULT_LOAD, LOADS, SUFFIXES
@@ -75,7 +75,7 @@ _load = _group(
     click.option(
         "--spread",
         "spread_s",
-        type=Seconds(0),
+        type=Seconds(0, MAX_TIME_S),
         help="Over how long they arrive, evenly (default: whole update intervals).",
     ),
     click.option("--seed", type=click.IntRange(0, 2**32), metavar="N", default=0, help="Of the draws (0)."),
@@ -190,5 +190,5 @@ def waste(**given: Any) -> None:
     except BrokenPipeError:
         raise  # whoever read it has enough, which click knows of
     except OSError as error:
-        click.echo(f"error: {error.filename}: {error.strerror}", err=True)
+        click.echo(f"error: {error.filename or 'what was to be written'}: {error.strerror}", err=True)
         sys.exit(UNUSABLE)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,19 @@ ERRORS = (
 """What a person can act on: the message says how."""
 
 
+def _check_writable(path: Path, option: str) -> None:
+    """Before the work, not after it: what it finds must have a place."""
+    try:
+        if path.exists():
+            with path.open("ab"):
+                pass
+        else:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+    except OSError as error:
+        raise click.BadParameter(f"{path}: cannot be written: {error.strerror}", param_hint=option) from None
+
+
 class Options:
     """What was given, with what follows from it."""
 
@@ -68,6 +82,9 @@ class Options:
         self.is_single = given["prompt_tokens"] is not None or given["abort_every_tokens"] is not None
         if given["plot"] is not None:
             plots.check_plot(given["plot"])
+        for option, name in (("--plot", "plot"), ("--csv", "csv_path")):
+            if given[name] is not None:
+                _check_writable(given[name], option)
 
     def length(self, name: str) -> int | None:
         """From the command line, else from the config, else of the named load, else the default."""

@@ -1,7 +1,7 @@
 """The timed engine: when steps start and end, what interferes with them, and that planning many changes nothing."""
 
 import random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +11,7 @@ from sim.decode import Burst, Moment, Prefill, Stale
 from sim.engine import Engine, EngineConfig, StepTotals
 from sim.engine.latency import Affine, Constant, Fitted, Latency, Roofline
 from sim.engine.timed import TimedEngine
+from sim.tokens import TokenIds
 
 STEP_NS = 10
 
@@ -223,6 +224,9 @@ def life(seed: int, engine_class: type[Engine]) -> list[Any]:
         max_num_batched_tokens=draw.choice([16, 64]),
         max_model_len=60,
         enable_prefix_caching=draw.random() < 0.7,
+        scheduling_policy=draw.choice(["fcfs", "fcfs", "priority"]),
+        long_prefill_token_threshold=draw.choice([0, 0, 5]),
+        watermark=draw.choice([0.0, 0.0, 0.1]),
     )
     timed = TimedEngine(engine_class(config), latency)
     usual_ns = latency.stretch(StepTotals(4, 0, 4, 60)).step_ns
@@ -252,10 +256,12 @@ def life(seed: int, engine_class: type[Engine]) -> list[Any]:
         until(now_ns + draw.choice([0, usual_ns, 3 * usual_ns, draw.randint(0, 40 * usual_ns)]))
         what = draw.random()
         if what < 0.5:
-            shared = draw.choice([0, 50_000 * (requests + 1)])
-            prompt = range(shared, shared + draw.randint(1, 20))
-            stop = draw.choice([None, draw.randint(1, 40)])
-            timed.add(now_ns, requests, prompt, draw.randint(1, 40), stop)
+            own, num_tokens = 50_000 * (requests + 1), draw.choice([draw.randint(1, 20), 1, 59])
+            num_shared = draw.choice([0, num_tokens, draw.randint(0, num_tokens)])
+            prompt = TokenIds.counting_from(0, num_shared) + TokenIds.counting_from(own, num_tokens - num_shared)
+            most = min(60 - num_tokens, draw.choice([draw.randint(1, 40), 0, 1, 60]))
+            stop, base = draw.choice([None, draw.randint(1, 40)]), draw.choice([None, own + 1000])
+            timed.add(now_ns, requests, prompt, most, stop, base)
             live.append(requests)
             requests += 1
         elif what < 0.65 and live:
@@ -274,8 +280,18 @@ def life(seed: int, engine_class: type[Engine]) -> list[Any]:
             until(now_ns if end_ns is None else end_ns)
             hear(timed.flush(now_ns))
             if end_ns is not None:
-                heard.append(timed.set_weight_version(len(heard)))
-                heard.append(timed.reset_prefix_cache())
+                pauses = draw.random() < 0.6
+                mode: Literal["wait", "keep"] = draw.choice(["wait", "keep"])
+                if pauses:
+                    timed.pause(now_ns, mode)
+                    until(now_ns + draw.choice([0, usual_ns, draw.randint(0, 40 * usual_ns)]))
+                if timed.step_end_ns(now_ns) is None:
+                    hear(timed.flush(now_ns))
+                    heard.append(timed.set_weight_version(len(heard)))
+                    heard.append(timed.reset_prefix_cache(mode == "keep" and draw.random() < 0.5))
+                if pauses and draw.random() < 0.9:  # else it stays paused for a while
+                    timed.resume(now_ns)
+    timed.resume(now_ns)
     until(10**15)
     return [*heard, timed.stuck]
 

@@ -6,11 +6,13 @@ import shlex
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from sim.cli import main
 from sim.waste import what_if
+from sim.waste.command import waste
 from sim.waste.ledger import LOSSES
 
 SEED = ("--prompt-tokens", "136", "--abort-every-tokens", "2000")
@@ -413,3 +415,35 @@ def test_a_computed_row_that_the_simulation_contradicts_is_not_shown(monkeypatch
 
     monkeypatch.setattr(what_if, "waste_of_all", wrong)
     assert isinstance(run(*SMALL).exception, what_if.Disagreement)
+
+
+ODD = ("", "-1", "0", "nan", "inf", "1e400", "9" * 30, "½", "60s", "/nonexistent/x", ".")
+OPTIONS = [option.opts[0] for option in waste.params if isinstance(option, click.Option) and not option.is_flag]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_odd_value_of_any_option_is_used_or_is_one_line(option, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for value in ODD:
+        result = run("--count", "5", option, value)
+        assert isinstance(result.exception, SystemExit | None), (value, result.exception)
+        assert result.exit_code in (0, 2), value
+        assert result.exit_code == 0 or not result.stdout, "half of an answer"
+
+
+@pytest.mark.parametrize(("option", "name"), [("--csv", "x.csv"), ("--plot", "x.png")])
+def test_what_cannot_be_written_is_said_before_any_work(option, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(what_if, "compare", lambda *_: pytest.fail("worked"))
+    (tmp_path / "folder.png").mkdir()
+    for path in (tmp_path / "none" / name, tmp_path / "folder.png"):
+        result = run("--count", "5", option, path)
+        assert result.exit_code == 2
+        assert f"{path}: cannot be written: " in result.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["folder.png"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has it")
+def test_a_full_disk_is_one_line():
+    result = run("--count", "5", "--csv", "/dev/full")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "error: what was to be written: No space left on device\n"
