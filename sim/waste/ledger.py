@@ -33,7 +33,7 @@ FATES: Mapping[str, str] = {
     "dropped": "of a response that was aborted and never resumed",
     "overrun": "decoded beyond the budget of the response",
     "sliced": "delivered, then cut: by the agent loop's slice, or with a session that failed or was cancelled",
-    "discarded": "decoded for an answer that found no caller",
+    "discarded": "decoded for an answer whose caller was gone",
     "in_flight": "decoded by the step that was under way when its request was aborted by its id",
     "kept": "in the trajectory that the agent loop handed over",
 }

@@ -154,7 +154,10 @@ def read(path: Path, response_length: int) -> Lengths:
     note = ""
     if cut.any():
         responses[cut] = NEVER
-        note = f"{int(cut.sum())} of {len(pairs)} responses were cut at {response_length}: taken not to stop"
+        note = (
+            f"{int(cut.sum())} of {len(pairs)} responses are as long as response_length ({response_length}) or have no "
+            f"length: they count as cut off there, with a model that would not have stopped"
+        )
     return Lengths(prompts, responses[:, None], note=note)
 
 
