@@ -155,8 +155,8 @@ def read(path: Path, response_length: int) -> Lengths:
     if cut.any():
         responses[cut] = NEVER
         note = (
-            f"{int(cut.sum())} of {len(pairs)} responses are as long as response_length ({response_length}) or have no "
-            f"length: they count as cut off there, with a model that would not have stopped"
+            f"{int(cut.sum())} of {len(pairs)} responses reach response_length ({response_length}) or have no length: "
+            f"they are treated as cut off there, that is, as never stopping on their own"
         )
     return Lengths(prompts, responses[:, None], note=note)
 

@@ -55,7 +55,7 @@ def read(path: Path, env: Mapping[str, str]) -> dict[str, Any]:
     gpus = _gpus(path, env)
     if gpus is not None and gpus < gpus_per_replica:
         raise WhatIfError(
-            f"--from {path}: {gpus} GPUs (nnodes × n_gpus_per_node) are too few for a replica of {gpus_per_replica} "
+            f"--from {path}: nnodes × n_gpus_per_node is {gpus}, and a replica needs {gpus_per_replica} GPUs "
             f"(tensor_model × data × pipeline_model parallel size)"
         )
     return {

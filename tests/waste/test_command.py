@@ -173,7 +173,7 @@ def test_a_file_of_ones_own(tmp_path):
     file.write_text("prompt_tokens,response_tokens\n136,8192\n92,8192\n3000,10\n50,700\n")
     result = run("--lengths", file, "--update-every", 2000)
     assert result.exit_code == 0, result.output
-    assert "2 of 4 responses are as long as response_length (8192)" in result.output
+    assert "2 of 4 responses reach response_length (8192)" in result.output
     assert "; 1 of 4 prompts are longer than 2048" in result.output
     found = data("--lengths", file, "--update-every", 2000)
     assert only_row(found, "deferred")["overrun"] == 1912 + 1956
@@ -189,7 +189,7 @@ def test_the_readme_shows_what_its_command_prints(monkeypatch):
     assert result.exit_code == 0, result.output
     missing = [line for line in shown.splitlines()[1:] if line not in result.output.splitlines()]
     assert not missing
-    assert "of 120 responses are as long as response_length (8192)" in result.output
+    assert "of 120 responses reach response_length (8192)" in result.output
 
 
 def test_a_verl_config(tmp_path):
@@ -332,7 +332,7 @@ def test_replicas_are_as_many_as_the_gpus_of_a_verl_config_hold(tmp_path):
     config.write_text("trainer: {n_gpus_per_node: 1}\nactor_rollout_ref:\n  rollout: {name: vllm}\n")
     result = run("--from", config, *SMALL[:4])
     assert result.exit_code == 2
-    assert "1 GPUs (nnodes × n_gpus_per_node) are too few for a replica of 2" in result.stderr
+    assert "nnodes × n_gpus_per_node is 1, and a replica needs 2 GPUs" in result.stderr
 
 
 # Engines: caches, pauses, settings
