@@ -76,7 +76,7 @@ class Admitted(_Event, frozen=True, tag="admitted"):
 
 class Prefilled(_Event, frozen=True, tag="prefilled"):
     """Where the KV of a request's prompt came from, said when the request leaves the engine; see
-    `sim.decode.Prefill`. What a resume computes again shows in the computed tokens of its later attempts."""
+    `sim.decode.Prefill`. What a resume computes again is among the computed tokens of its later attempts."""
 
     request: int
     computed_tokens: int
