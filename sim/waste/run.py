@@ -293,7 +293,7 @@ def _run_load(options: Options) -> None:
     intervals = _intervals(given["updates"] or DEFAULT_UPDATES, setting)
     with _progress() as tick:
         comparison = what_if.compare(setting, load, options.policies, intervals, tick)
-    if given["csv_path"] is not None:
+    if given["csv_path"] is not None and comparison.rows:
         given["csv_path"].write_text(report.comparison_csv(comparison, options.price), encoding="utf-8")
     if given["plot"] is not None and comparison.rows:
         stories, of_story = _stories(options, load, intervals)

@@ -557,6 +557,17 @@ def test_an_odd_value_of_any_option_is_used_or_is_one_line(option, tmp_path, mon
         assert result.exit_code == 0 or not result.stdout, "half of an answer"
 
 
+def test_a_run_that_is_interrupted_at_once_leaves_an_older_file_alone(monkeypatch, tmp_path):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(what_if, "_row", interrupted)
+    path = tmp_path / "rows.csv"
+    path.write_text("older")
+    assert run(*SMALL, "--csv", path).exit_code == 130
+    assert path.read_text() == "older"
+
+
 @pytest.mark.parametrize(("option", "name"), [("--csv", "x.csv"), ("--plot", "x.png")])
 def test_what_cannot_be_written_is_said_before_any_work(option, name, tmp_path, monkeypatch):
     monkeypatch.setattr(what_if, "compare", lambda *_: pytest.fail("worked"))
