@@ -42,13 +42,6 @@ CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
 """GiB of KV cache, and one thread: with more, a loaded machine turns steps of 2 ms into 100 ms."""
 
 
-SLOW_AT = "rollcage_slow_at"
-"""Key in a request's `extra_args`: output tokens (from 0) whose steps are slow, see `gpu_checks.processors`."""
-
-OUTPUT_BASE = "rollcage_output_base"
-"""Key in a request's `extra_args`: the first token of an output that is written for the model."""
-
-
 class EngineUnavailable(RuntimeError):
     """The engine that was asked for cannot be had: says why."""
 

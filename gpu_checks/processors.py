@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-from gpu_checks.engines import OUTPUT_BASE, SLOW_AT
+from gpu_checks.extra_args import OUTPUT_BASE, SLOW_AT
 
 SLOW_STEP_S = 0.04
 """Long enough for a word from the front end to arrive in time on a busy machine."""

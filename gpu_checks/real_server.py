@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from gpu_checks.engines import SLOW_AT
+from gpu_checks.extra_args import SLOW_AT
 from gpu_checks.points import Answer, Recorder, RequestKey, key_of, note_answer
 from sim.case import AfterSent, AfterTokens, Budget, Case, ServerSettings
 from sim.faults import Triggers

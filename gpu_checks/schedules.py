@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_checks.engines import OUTPUT_BASE, TINY_MODEL, on_cuda
+from gpu_checks.engines import TINY_MODEL, on_cuda
+from gpu_checks.extra_args import OUTPUT_BASE
 from sim.engine import Engine, EngineConfig, EngineRequest
 
 SETTINGS: dict[str, Any] = {

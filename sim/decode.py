@@ -16,10 +16,11 @@ class Prefill(NamedTuple):
     """Where the KV of a request's prompt came from, in tokens."""
 
     computed_tokens: int
+    """At positions that the request had not come to before."""
     cached_tokens: int
-    """Found in the prefix cache when the request was admitted first."""
+    """Found in the prefix cache, at such positions."""
     recomputed_tokens: int
-    """Computed once more after a preemption, its own output included."""
+    """Computed once more after a preemption, at positions that it had computed, found or decoded before."""
     stale_tokens: int
     """Of those found in the prefix cache, at any admission: computed with older weights than the present."""
 

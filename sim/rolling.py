@@ -116,8 +116,7 @@ class RollingTrace(Trace):
 
     def seal(self, end: WorldEnded) -> None:
         self._add(end)
-        unheard: list[Event] = []
-        self.add = unheard.append
+        self.close()
         self.findings.end = end
         self._take_events()
         self._judge(dict(self._live.sessions), end, self._numbers)

@@ -34,8 +34,11 @@ from sim.trace import (
 SESSION_STRIDE = 1 << 24
 """Token ids of one session; more than any context holds."""
 
-_ADMISSION_POLL_S = 0.01
+_ADMISSION_POLL_NS = 10**7
 """verl 0.9.1 waits for admissions under way in steps of this length before it pauses the engine."""
+
+_MOST_POLLS = 100
+"""After so many the wait is for the end of admissions itself, with the same outcome at the same time."""
 
 ADMISSION_WAIT_S = 60.0
 """And no longer than this; then it pauses the engine all the same."""
@@ -151,6 +154,10 @@ class FakeRolloutServer:
         self._rejecting = False
         self._parked: list[_Request] = []
         self._admitting = 0
+        self._without_token: dict[int, _Request] = {}
+        """Of those in the engine."""
+        self._admitted: asyncio.Future[None] = loop.create_future()
+        """Done when a long wait for admissions is over."""
         self._drained: asyncio.Future[None] | None = None
 
     # What clients call
@@ -213,11 +220,12 @@ class FakeRolloutServer:
     def _admit_late(self, request: _Request) -> None:
         self._admitting -= 1
         self._admit(request)
+        self._got_on()
 
     def _admit(self, request: _Request) -> None:
         now_ns = self._loop.now_ns
         request.version = self.version
-        self._live[request.number] = request
+        self._live[request.number] = self._without_token[request.number] = request
         self._trace.add(Admitted(now_ns, request.number))
         stop_after = self._model.stop_after(request.session, request.prompt_tokens)
         prompt_ids, output_base = request.prompt_ids, None
@@ -286,18 +294,37 @@ class FakeRolloutServer:
         """Waits until what is past the gate is in the engine; vLLM's server holds it to be there at its first token."""
         if not self.settings.submission_gate:
             return
-        until_token = self.settings.dialect == "vllm"
-        deadline_s = self._loop.time() + ADMISSION_WAIT_S
-        if until_token:
+        begin_ns, polls = self._loop.now_ns, 0
+        deadline_ns = begin_ns + int(ADMISSION_WAIT_S * NS_PER_S)
+        if self.settings.dialect == "vllm":
             self._take(self._engine.flush(self._loop.now_ns))
-            for live in self._live.values():
-                if not live.tokens:
-                    self._engine.watch(live.number, 1)
+            for number in self._without_token:
+                self._engine.watch(number, 1)
             self._set_timer()
-        while self._admitting or (until_token and any(not live.tokens for live in self._live.values())):
-            if self._loop.time() > deadline_s:
-                break
-            await asyncio.sleep(_ADMISSION_POLL_S)
+        while self._is_admitting and self._loop.now_ns <= deadline_ns:
+            left_ns = _ADMISSION_POLL_NS
+            polls += 1
+            if polls > _MOST_POLLS:
+                # The polls in between would find nothing, and six thousand of them for each stalled update are slow.
+                self._admitted = self._loop.create_future()
+                timer = self._loop.call_at_ns(deadline_ns + _ADMISSION_POLL_NS, self._tell_admitted)
+                await self._admitted
+                timer.cancel()
+                left_ns = (begin_ns - self._loop.now_ns) % _ADMISSION_POLL_NS
+            if left_ns:
+                await asyncio.sleep(left_ns / NS_PER_S)
+
+    @property
+    def _is_admitting(self) -> bool:
+        return bool(self._admitting or (self._without_token and self.settings.dialect == "vllm"))
+
+    def _got_on(self) -> None:
+        if not self._is_admitting:
+            self._tell_admitted()
+
+    def _tell_admitted(self) -> None:
+        if not self._admitted.done():
+            self._admitted.set_result(None)
 
     async def resume_generation(self) -> None:
         """Resumes the engine first, then opens the gate."""
@@ -405,6 +432,8 @@ class FakeRolloutServer:
         self._trace.add(Decoded(self._loop.now_ns, request.number, position, tokens, request.version))
         request.runs.append((position, tokens, request.version))
         request.tokens += tokens
+        if self._without_token.pop(request.number, None) is not None:
+            self._got_on()
         self._watcher.decoded(request.session, tokens)
         self._watch(request)
 
@@ -414,6 +443,8 @@ class FakeRolloutServer:
 
     def _finish(self, request: _Request, outcome: Outcome, prefill: Prefill | None, in_flight_tokens: int = 0) -> None:
         del self._live[request.number]
+        if self._without_token.pop(request.number, None) is not None:
+            self._got_on()
         if prefill is not None and any(prefill):
             self._trace.add(Prefilled(self._loop.now_ns, request.number, *prefill))
         self._end(request.number, outcome, request.tokens, in_flight_tokens=in_flight_tokens)

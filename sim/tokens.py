@@ -74,10 +74,13 @@ class _InRuns(Sequence[T], Generic[T, R]):
     def _slice(self, start: int, stop: int) -> Self:
         runs: list[R] = []
         for run in self.runs:
+            if stop <= 0:
+                break
             length = run[1]
-            first, end = max(0, start), min(length, stop)
-            if first < end:
-                runs.append(run if end - first == length else self._cut(run, first, end - first))
+            if start < length:
+                first, end = max(0, start), min(length, stop)
+                if first < end:
+                    runs.append(run if end - first == length else self._cut(run, first, end - first))
             start, stop = start - length, stop - length
         return type(self)(tuple(runs))
 
@@ -114,6 +117,10 @@ class TokenIds(_InRuns[int, tuple[int, int]]):
     @classmethod
     def counting_from(cls, first: int, count: int) -> Self:
         return cls(((first, count),) if count else ())
+
+    def as_range(self) -> range | None:
+        """The ids as a range, if they are one run."""
+        return self._items(self.runs[0]) if len(self.runs) == 1 else None
 
     @staticmethod
     def _items(run: tuple[int, int]) -> range:
@@ -167,8 +174,7 @@ def plain_ids(ids: Sequence[int]) -> Sequence[int]:
     """Token ids as a range where they are consecutive, as nearly all are; a TypeError if one is no integer. What is in
     runs stays so."""
     if type(ids) is TokenIds:
-        runs = ids.runs
-        return range(runs[0][0], runs[0][0] + runs[0][1]) if len(runs) == 1 else ids
+        return ids.as_range() or ids
     consecutive = range(operator.index(ids[0]), operator.index(ids[0]) + len(ids))
     if ids[-1] == consecutive[-1] and list(ids) == list(consecutive):
         return consecutive

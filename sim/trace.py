@@ -76,7 +76,7 @@ class Admitted(_Event, frozen=True, tag="admitted"):
 
 class Prefilled(_Event, frozen=True, tag="prefilled"):
     """Where the KV of a request's prompt came from, said when the request leaves the engine; see
-    `sim.decode.Prefill`. What a resume computes again shows in the computed tokens of its later attempts."""
+    `sim.decode.Prefill`. What a resume computes again is among the computed tokens of its later attempts."""
 
     request: int
     computed_tokens: int
@@ -416,8 +416,12 @@ class Trace:
                 return
 
     def seal(self, end: WorldEnded) -> None:
-        """The last event. What tasks still do while the world is torn down is not part of the run."""
+        """The last event."""
         self.add(end)
+        self.close()
+
+    def close(self) -> None:
+        """Takes no more events: what tasks still do while the world is torn down is not part of the run."""
         unheard: list[Event] = []
         self.add = unheard.append
 

@@ -53,6 +53,9 @@ from sim.watchdog import Blocked, watched
 _FEWEST_STEPS_PER_INSTANT, _STEPS_PER_INSTANT = 100_000, 100
 """Callbacks at one instant that are not a livelock yet: in all, and for each session that lives."""
 
+_LARGE_SESSIONS = 1000
+"""A world of so many may take as long as it likes, if it gets on."""
+
 _LEAST_TIMES = 1000
 """How often a fault that comes again and again may do so in any world."""
 
@@ -334,7 +337,7 @@ class World:
         """Those that live."""
         self._fault: Exception | None = None
         """What a server of ours raised in its own time: no client is to blame."""
-        self._to_begin = iter(range(case.num_sessions))
+        self._to_begin: Iterator[int] = iter(range(case.num_sessions))
         self._sharers = Counter([params_owner(case, index) for index in range(len(case.sessions))])
         """How many sessions have one session's sampling params."""
         self._shared_params: dict[int, tuple[dict[str, Any], list[int]]] = {}
@@ -345,7 +348,7 @@ class World:
         loop, trace = self._loop, self.trace
         loop.set_exception_handler(self._unhandled)
         try:
-            gets_on = None if self.case.repeat == 1 else lambda: loop.steps
+            gets_on = (lambda: loop.steps) if self.case.num_sessions >= _LARGE_SESSIONS else None
             with watched(gets_on), tamed(loop, self.case.seed), _log_tap.tapped(self._heard):
                 try:
                     loop.run_until_complete(self._main())
@@ -359,16 +362,22 @@ class World:
                 except StepCap as cap:
                     trace.seal(WorldEnded(loop.now_ns, "livelock", (("", str(cap)),)))
                 self.deviations, self.steps = loop.deviations, loop.steps
-                loop.close()
+                self._close()
         except Blocked as blocked:
             raise SutError(f"SUT {self.sut.name!r} {blocked}") from None
         except SystemExit as left:
             raise SutError(f"SUT {self.sut.name!r} called sys.exit({left.code!r})") from left
         finally:
-            loop.close()
+            self._close()
         if self._fault is not None:
             raise self._fault
         return trace
+
+    def _close(self) -> None:
+        """Ends what is left. None of it is part of the run."""
+        self.trace.close()
+        self._to_begin = iter(())
+        self._loop.close()
 
     def _stuck(self) -> tuple[tuple[str, str], ...]:
         """The replicas whose engines will never do anything again, and why."""
@@ -494,7 +503,7 @@ class World:
         """Begins the next session, if there is one; each that ends makes room for another."""
         index = next(self._to_begin, None)
         if index is None:
-            if not self._sessions:
+            if not self._sessions and not all_ended.done():
                 all_ended.set_result(None)
             return
         task = self._loop.create_task(

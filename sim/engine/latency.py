@@ -270,11 +270,19 @@ class Fitted:
         return Stretch(self.time.of(totals), self.time.growth(totals))
 
     def __str__(self) -> str:
-        fixed, scheduled, kv = (part / FS_PER_NS for part in self.time)
+        fixed, scheduled, kv = map(_spelled_fs, self.time)
         return (
-            f"{fixed:,.0f} ns a step + {scheduled:,.3f} ns a scheduled token + {kv:,.6f} ns a token in the KV; "
+            f"{fixed} a step + {scheduled} for each token that it computes + {kv} for each cached token; "
             f"off by {self.mean_error:.1%} on average, {self.max_error:.1%} at most"
         )
+
+
+def _spelled_fs(fs: int) -> str:
+    """With three digits, in the unit that suits it."""
+    for unit, scale in (("s", _FS_PER_S), ("ms", _FS_PER_S // 1000), ("µs", 1000 * FS_PER_NS)):
+        if fs >= scale:
+            return f"{fs / scale:#.3g} {unit}".replace(". ", " ")
+    return f"{fs / FS_PER_NS:.3g} ns"
 
 
 def _measured(path: Path, line: int, row: Mapping[str, str]) -> tuple[float, float, float]:

@@ -100,7 +100,8 @@ class Request(msgspec.Struct, eq=False):
         """Token ids at positions start to end (exclusive), whether generated yet or not."""
         num_prompt_tokens = self.num_prompt_tokens
         if end <= num_prompt_tokens:
-            return self.prompt_token_ids[start:end]
+            ids = self.prompt_token_ids[start:end]
+            return (ids.as_range() or ids) if isinstance(ids, TokenIds) else ids
         first_output = self.output_base - num_prompt_tokens
         output = range(first_output + max(start, num_prompt_tokens), first_output + end)
         if start >= num_prompt_tokens:

@@ -33,7 +33,8 @@ class _Live:
     cached_tokens: int = 0
     recomputed_tokens: int = 0
     stale_tokens: int = 0
-    preempted: bool = False
+    reached_tokens: int = 0
+    """Positions, from the first, whose KV it has had: computed, or found in the cache. Decoded ones count apart."""
 
     def prefill(self) -> Prefill:
         return Prefill(self.computed_tokens, self.cached_tokens, self.recomputed_tokens, self.stale_tokens)
@@ -268,20 +269,18 @@ class TimedEngine:
         return [burst for _, burst in due]
 
     def _count_prefills(self, output: SchedulerOutput) -> None:
-        for request_id in output.preempted:
-            live = self._live.get(request_id)
-            if live is not None:  # else it was aborted, after a cache reset had preempted it
-                live.preempted = True
         for request, num_tokens in output.scheduled.items():
-            if request.num_computed_tokens > request.num_prompt_tokens and num_tokens == 1:
+            num_known_tokens = request.num_prompt_tokens + request.num_output_tokens
+            if request.num_output_tokens and num_tokens == 1 and request.num_computed_tokens == num_known_tokens:
                 continue  # decodes
             live = self._live[request.request_id]
-            if live.preempted:
-                live.recomputed_tokens += num_tokens
-            else:
-                live.computed_tokens += num_tokens
-        for request, num_tokens in output.cached_tokens.items():
-            self._live[request.request_id].cached_tokens = num_tokens
+            seen = num_known_tokens if request.num_output_tokens else live.reached_tokens
+            start = request.num_computed_tokens - num_tokens
+            num_again = min(num_tokens, max(0, seen - start))
+            live.recomputed_tokens += num_again
+            live.computed_tokens += num_tokens - num_again
+            live.cached_tokens += max(0, start - seen)
+            live.reached_tokens = max(seen, request.num_computed_tokens)
         for request, num_tokens in output.stale_cached_tokens.items():
             self._live[request.request_id].stale_tokens += num_tokens
         self._engine.stale_cached_tokens.clear()

@@ -1,7 +1,7 @@
 """Reads settings from YAML and JSON: a verl/Hydra config, a bare rollout section, or vLLM's `--config` file."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
@@ -46,6 +46,12 @@ def read_yaml(text: str, file: str, env: Mapping[str, str]) -> list[Launch]:
         )
         launches.append(_launch(engine, section, flat, file, env, is_vllm=is_vllm))
     return launches
+
+
+def values(text: str, file: str, env: Mapping[str, str], paths: Iterable[str]) -> dict[str, Any]:
+    """What a document has at these dotted paths, interpolations resolved where that is possible."""
+    flat = _flatten(parse(text, file), file)
+    return {path: _resolve(flat[path][0], flat, env) for path in paths if path in flat}
 
 
 def parse(text: str, file: str) -> yaml.Node | None:

@@ -1,5 +1,6 @@
 """Waste as pictures: against the update interval for each policy, and one response in time. Needs matplotlib."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg")
 _LINE_COLOURS = ("#d1434b", "#3d6fa3", "#e8a33d", "#5a9367", "#8c6bb1", "#4d4d4d")
 _MARKERS = "osD^vP"
+_TITLE_COLUMNS = 120
 _INK, _FAINT = "#22272e", "#8a939c"
 
 
@@ -40,8 +42,16 @@ def check_plot(path: Path) -> None:
         raise PlotError("--plot needs matplotlib, which is not installed: pip install 'rollcage[plots]'") from None
 
 
-def draw(path: Path, rows: Sequence[Row], stories: Sequence[Story], about: str, of_story: str) -> None:
-    """Writes the picture: the waste of `rows` over their update intervals, if there are several, above `stories`."""
+def draw(
+    path: Path,
+    rows: Sequence[Row],
+    stories: Sequence[Story],
+    about: str,
+    of_story: str,
+    token_time_s: float | None = None,
+) -> None:
+    """Writes the picture: the waste of `rows` over their update intervals, if there are several, above `stories`. The
+    intervals are in tokens, or in seconds where a token time is given."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG  # noqa: F401 - registers itself
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -55,9 +65,10 @@ def draw(path: Path, rows: Sequence[Row], stories: Sequence[Story], about: str, 
         layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.12),
     )
     panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    figure.suptitle(about, fontsize=9, color=_FAINT)
+    wrapped = "\n".join(part for line in about.splitlines() for part in textwrap.wrap(line, _TITLE_COLUMNS))
+    figure.suptitle(wrapped, fontsize=9, color=_FAINT)
     if with_lines:
-        _draw_lines(panels[0], rows)
+        _draw_lines(panels[0], rows, token_time_s)
         panels[0].set_title("Decoded and thrown away", loc="left", fontsize=11, color=_INK)
     _draw_stories(panels[-1], stories, of_story)
     figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
@@ -70,11 +81,11 @@ def _plain(axes: "Axes") -> None:
     axes.tick_params(colors=_INK, length=0, labelsize=9, pad=6)
 
 
-def _draw_lines(axes: "Axes", rows: Sequence[Row]) -> None:
+def _draw_lines(axes: "Axes", rows: Sequence[Row], token_time_s: float | None) -> None:
     """A line a policy, named at its end; policies that waste the same share one name."""
     given = sorted({row.update_tokens for row in rows if row.update_tokens is not None})
     places: dict[int | None, int] = {tokens: place for place, tokens in enumerate(given)}
-    labels = [f"{tokens:,}" for tokens in given]
+    labels = [f"{tokens:,}" if token_time_s is None else f"{tokens * token_time_s:.6g}" for tokens in given]
     if any(row.update_tokens is None for row in rows):
         places[None] = len(given)
         labels.append("never")
@@ -90,7 +101,8 @@ def _draw_lines(axes: "Axes", rows: Sequence[Row]) -> None:
     _name_lines(axes, ends, len(labels) - 1)
     step = -(-len(labels) // 12)
     axes.set_xticks(range(0, len(labels), step), labels[::step])
-    axes.set_xlabel("tokens that a response decodes between two weight updates", fontsize=9, color=_INK)
+    unit = "tokens that a response decodes" if token_time_s is None else "seconds"
+    axes.set_xlabel(f"{unit} between two weight updates", fontsize=9, color=_INK)
     axes.set_ylabel("share of all decoded tokens", fontsize=9, color=_INK)
     axes.yaxis.set_major_formatter(lambda percent, _: f"{percent:g} %")
     axes.set_ylim(bottom=0)

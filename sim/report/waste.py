@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sim.engine.latency import Latency
@@ -13,6 +13,8 @@ from sim.waste.what_if import Comparison, Row
 
 _BAR_COLUMNS = 30
 _S_PER_HOUR = 3600
+_MOST_SAVING_LINES = 8
+"""With more update intervals than that a policy's saving is told at its best and its worst."""
 _LATE_S = 1.0
 """What an update may wait, on average, without a word about it."""
 
@@ -62,7 +64,7 @@ def as_data(waste: Waste, price: Price | None) -> dict[str, Any]:
             "prefilled_again": round(price.again_s(waste), 3),
         }
         if price.gpus_per_replica is not None:
-            data["gpu_hours_wasted"] = round(wasted_s * price.gpus_per_replica / _S_PER_HOUR, 4)
+            data["gpu_hours_wasted"] = round(wasted_s * price.gpus_per_replica / _S_PER_HOUR, 6)
     return data
 
 
@@ -73,17 +75,16 @@ def waste_table(rows: Sequence[tuple[Sequence[str], Waste]], heads: Sequence[str
     """Ledgers, one a row: tokens, only the losses that occur, the share wasted and its bar; time where there is one."""
     losses = [loss for loss in LOSSES if any(waste.fates[loss].tokens for _, waste in rows)]
     timed = ["engine time", "of it wasted"] if price is not None else []
-    # The caches differ: then what is prefilled again, and the price of not doing so, are part of the comparison.
-    with_cache = any(waste.cached_tokens or waste.stale_kv_tokens or waste.preempted_tokens for _, waste in rows)
-    cached = ["prefilled again", "stale KV"] if with_cache else []
+    with_again = any(waste.again_tokens for _, waste in rows)
+    with_stale = any(waste.stale_kv_tokens for _, waste in rows)
+    cached = ["prefilled again"] * with_again + ["stale KV"] * with_stale
     cells = [[*heads, "decoded", "kept", *(spelled_fate(loss) for loss in losses), "wasted", *cached, *timed, ""]]
     scale = max((waste.share for _, waste in rows), default=0.0)
     for names, waste in rows:
         line = [*names, _count(waste.decoded.tokens), _count(waste.kept_tokens)]
         line += [_count(waste.fates[loss].tokens) for loss in losses]
         line.append(f"{waste.share:.1%}")
-        if with_cache:
-            line += [_count(waste.again_tokens), _count(waste.stale_kv_tokens)]
+        line += [_count(waste.again_tokens)] * with_again + [_count(waste.stale_kv_tokens)] * with_stale
         if price is not None:
             spent = price.rates_of(waste)
             decoded_s, wasted_s = spent.engine_s(waste.decoded), spent.engine_s(waste.wasted)
@@ -126,43 +127,86 @@ def duration(seconds: float) -> str:
 # Sentences
 
 
-def saving_lines(totals: Sequence[tuple[str, Waste]], price: Price | None) -> list[str]:
-    """What each later policy saves against the first."""
-    if len(totals) < 2:
-        return []
-    base_name, base = totals[0]
-    lines = []
-    for name, waste in totals[1:]:
-        fewer = base.decoded.tokens - waste.decoded.tokens
-        share = abs(fewer) / base.decoded.tokens if base.decoded.tokens else 0.0
-        line = f"{name} instead of {base_name}: {abs(fewer):,} tokens {'fewer' if fewer >= 0 else 'more'} decoded"
-        if not fewer:
-            line = f"{name} instead of {base_name}: as many tokens decoded"
-        else:
-            line += f" ({share:.1%})"
-        kept = waste.kept_tokens - base.kept_tokens
-        line += ", as many kept" if not kept else f", {abs(kept):,} {'more' if kept > 0 else 'fewer'} kept"
-        if kept and base.kept_tokens and waste.kept_tokens:
-            costs = [one.decoded.tokens / one.kept_tokens for one in (base, waste)]
-            line += f" (a kept token costs {costs[1]:.2f} decoded ones instead of {costs[0]:.2f})"
-        again = base.again_tokens - waste.again_tokens
-        if again:
-            line += f", {abs(again):,} {'fewer' if again > 0 else 'more'} prefilled again"
-        if waste.stale_kv_tokens:
-            line += f", with {waste.stale_kv_tokens:,} tokens of KV taken over from older weights"
-        if price is not None and (fewer or again):
+class Group(NamedTuple):
+    """What can be held against each other: the policies at one update interval. `at` spells it, "" for one response."""
+
+    at: str
+    wastes: Sequence[tuple[str, Waste]]
+
+
+class Saving(NamedTuple):
+    """What one ledger saves against another; less than nothing where it costs more. Seconds with a latency model."""
+
+    decoded_tokens: int
+    kept_tokens: int
+    prefilled_again_tokens: int
+    engine_s: float | None
+
+    @staticmethod
+    def of(base: Waste, waste: Waste, price: Price | None) -> "Saving":
+        saved_s = None
+        if price is not None:
             saved_s = price.decoding_s(base) + price.again_s(base) - price.decoding_s(waste) - price.again_s(waste)
-            line += f"; {duration(abs(saved_s))} of engine time {'less' if saved_s >= 0 else 'more'}"
-            line += f" ({abs(saved_s) / (price.decoding_s(base) + price.again_s(base)):.1%})"
-            if price.gpus_per_replica is not None:
-                line += f", {_gpu_hours(abs(saved_s) * price.gpus_per_replica)}"
-        lines.append(line)
+        return Saving(
+            base.decoded.tokens - waste.decoded.tokens,
+            base.kept_tokens - waste.kept_tokens,
+            base.again_tokens - waste.again_tokens,
+            saved_s,
+        )
+
+
+def saving_lines(groups: Sequence[Group], price: Price | None) -> list[str]:
+    """What each later policy saves against the first, at each update interval: these are alternatives, and no sums."""
+    if not groups:
+        return []
+    base_name, *names = [name for name, _ in groups[0].wastes]
+    lines = []
+    for number, name in enumerate(names, 1):
+        told = {group.at: _spelled_saving(group.wastes[0][1], group.wastes[number][1], price) for group in groups}
+        title = f"{name} instead of {base_name}"
+        if len(set(told.values())) == 1:
+            where = ", at each interval" if len(told) > 1 else ""
+            lines.append(f"{title}{where}: {next(iter(told.values()))}")
+            continue
+        lines.append(f"{title}, with an update every")
+        chosen = list(told)
+        if len(told) > _MOST_SAVING_LINES:
+            ranked = sorted(groups, key=lambda each: Saving.of(each.wastes[0][1], each.wastes[number][1], None))
+            chosen = [ranked[-1].at, ranked[0].at]
+            lines[-1] = f"{title}, at the best and the worst of {len(told)} intervals: with an update every"
+        lines += [f"  {at}: {told[at]}" for at in chosen]
     return lines
 
 
-def _gpu_hours(gpu_s: float) -> str:
-    hours = gpu_s / _S_PER_HOUR
-    return f"{hours:,.2f} GPU-hours" if hours >= 0.01 else "less than 0.01 GPU-hours"
+def _spelled_saving(base: Waste, waste: Waste, price: Price | None) -> str:
+    saving = Saving.of(base, waste, price)
+    fewer, again = saving.decoded_tokens, saving.prefilled_again_tokens
+    line = "as many tokens decoded"
+    if fewer:
+        share = abs(fewer) / base.decoded.tokens if base.decoded.tokens else 0.0
+        line = f"{abs(fewer):,} tokens {'fewer' if fewer >= 0 else 'more'} decoded ({share:.1%})"
+    kept = -saving.kept_tokens
+    line += ", as many kept" if not kept else f", {abs(kept):,} {'more' if kept > 0 else 'fewer'} kept"
+    if kept and base.kept_tokens and waste.kept_tokens:
+        costs = [one.decoded.tokens / one.kept_tokens for one in (base, waste)]
+        line += f" (a kept token costs {costs[1]:.2f} decoded ones instead of {costs[0]:.2f})"
+    if again:
+        line += f", {abs(again):,} {'fewer' if again > 0 else 'more'} prefilled again"
+    if waste.stale_kv_tokens:
+        line += f", with {waste.stale_kv_tokens:,} tokens of KV taken over from older weights"
+    if price is not None and saving.engine_s is not None and (fewer or again):
+        saved_s = saving.engine_s
+        line += f"; {duration(abs(saved_s))} of engine time {'less' if saved_s >= 0 else 'more'}"
+        line += f" ({abs(saved_s) / (price.decoding_s(base) + price.again_s(base)):.1%})"
+        if price.gpus_per_replica is not None:
+            line += f", {_gpu_time(abs(saved_s) * price.gpus_per_replica)}"
+    return line
+
+
+def _gpu_time(gpu_s: float) -> str:
+    if gpu_s < 120:
+        return f"{gpu_s:.3g} GPU-seconds"
+    return f"{gpu_s / 60:.1f} GPU-minutes" if gpu_s < 2 * _S_PER_HOUR else f"{gpu_s / _S_PER_HOUR:,.2f} GPU-hours"
 
 
 def wait_line(comparison: Comparison) -> str | None:
@@ -177,10 +221,34 @@ def wait_line(comparison: Comparison) -> str | None:
             waits.setdefault(", ".join(duration(wait_s) for wait_s in each), []).append(name)
     if not waits:
         return None
-    by = "; ".join(f"{', '.join(names)}: new weights came late, by {spelled}" for spelled, names in waits.items())
+    is_several = max(map(len, late.values())) > 1
+    by = ("; " if is_several else ", ").join(f"{spelled} ({', '.join(names)})" for spelled, names in waits.items())
     return (
-        f"{by} on average. An update waits for the running responses (wait), or until each request has its first token "
-        f"(the gate of vLLM's server)."
+        f"Weight updates were delayed on average{', interval by interval,' if is_several else ''} by {by}: an update "
+        f"waits until the running responses have ended (wait), or until each request under way has its first token "
+        f"(the gate of verl's vLLM server)."
+    )
+
+
+def cap_line(groups: Sequence[Group], names: Sequence[str], prompt_length: int, prompts: Sequence[int]) -> str | None:
+    """Why the overrun of a policy, of those in `names`, is the same at several intervals, or of one response."""
+    caps = [max(0, prompt_length - prompt) for prompt in prompts]
+    same = False
+    for number, (name, _) in enumerate(groups[0].wastes if groups else ()):
+        found = [group.wastes[number][1].fates["overrun"].tokens for group in groups]
+        found = [tokens for tokens in found if 0 < tokens <= sum(caps)]
+        repeats = len(set(found)) < len(found) or (len(prompts) == 1 and sum(caps) in found)
+        same |= name in names and repeats
+    if not same:
+        return None
+    spelled = f"{prompt_length:,} − {sum(prompts) / len(prompts):,.0f}{' on average' if len(prompts) > 1 else ''}"
+    if len(prompts) == 1:
+        return (
+            f"The overrun is as large as it gets: at most prompt_length − prompt ({spelled}), however many the aborts."
+        )
+    return (
+        f"Rows with the same overrun are no mistake: once aborted, a response overruns by at most "
+        f"prompt_length − prompt ({spelled}), however often it is aborted again."
     )
 
 
@@ -204,24 +272,27 @@ def meaning_lines(wastes: Sequence[Waste]) -> list[str]:
     """What the losses that occur mean."""
     found = [loss for loss in LOSSES if any(waste.fates[loss].tokens for waste in wastes)]
     lines = [f"{spelled_fate(loss)}: {FATES[loss]}" for loss in found]
-    if any(waste.cached_tokens or waste.stale_kv_tokens or waste.preempted_tokens for waste in wastes):
-        lines.append(
-            "prefilled again: by resumes, after preemptions, and under a cache that was cleared; no decode loss"
-        )
+    if any(waste.again_tokens for waste in wastes):
+        lines.append("prefilled again: by resumes, after preemptions and under a cache that was cleared; not decoded")
     if any(waste.stale_kv_tokens for waste in wastes):
         lines.append("stale KV: tokens that older weights computed, taken over by what the new ones decode, each time")
     return lines
 
 
-def prefill_line(name: str, waste: Waste, price: Price | None) -> str | None:
-    """What was prefilled again under the policy `name`."""
+def prefill_line(groups: Sequence[Group], price: Price | None) -> str | None:
+    """What was prefilled again under the first policy, at the interval at which that was most."""
+    if not groups:
+        return None
+    most = max(groups, key=lambda group: group.wastes[0][1].again_tokens)
+    name, waste = most.wastes[0]
     if not waste.again_tokens:
         return None
+    at = f" with an update every {most.at}" if len(groups) > 1 else ""
     parts = [f"resumes {waste.recomputed_tokens:,}"] if waste.recomputed_tokens else []
     if waste.preempted_tokens:
         parts.append(f"preempted or frozen requests {waste.preempted_tokens:,}")
-    line = f"Apart from that, {name} prefilled {waste.again_tokens:,} tokens again ({', '.join(parts)}"
-    line += f"; first prompts: {waste.prefill_tokens:,}"
+    line = f"{name} prefilled {waste.again_tokens:,} tokens again{at} ({', '.join(parts)}"
+    line += f"; for the first time: {waste.prefill_tokens:,}"
     line += f", and {waste.cached_tokens:,} were found in the cache)" if waste.cached_tokens else ")"
     again_s = 0.0 if price is None else price.again_s(waste)
     return f"{line}: {duration(again_s)} of engine time." if again_s else f"{line}."
@@ -237,15 +308,14 @@ def spelled_interval(tokens: int | None, token_time_s: float | None = None) -> s
     return f"{tokens:,}" if token_time_s is None else f"{tokens:,} ({duration(tokens * token_time_s)})"
 
 
-def totals(comparison: Comparison) -> list[tuple[str, Waste]]:
-    """The sums of each policy over the intervals that every policy has."""
-    names = list(dict.fromkeys(row.policy for row in comparison.rows))
-    sums = {name: Waste() for name in names}
-    for rows in _by_interval(comparison).values():
-        if len(rows) == len(names):
-            for row in rows:
-                sums[row.policy].add(row.waste)
-    return list(sums.items())
+def groups_of(comparison: Comparison, token_time_s: float | None) -> list[Group]:
+    """The policies at each interval that all of them have."""
+    names = {row.policy for row in comparison.rows}
+    return [
+        Group(spelled_interval(interval, token_time_s), [(row.policy, row.waste) for row in rows])
+        for interval, rows in _by_interval(comparison).items()
+        if len(rows) == len(names)
+    ]
 
 
 def _by_interval(comparison: Comparison) -> dict[int | None, list[Row]]:
@@ -273,24 +343,31 @@ def how_line(comparison: Comparison) -> str:
     parts = []
     if computed:
         parts.append(
-            f"{computed} rows computed at once, {comparison.sampled:,} of their responses simulated as well: equal"
+            f"{_rows(computed)} computed at once, {comparison.sampled:,} of their responses simulated as well: equal"
         )
     if simulated:
-        parts.append(f"{simulated} rows simulated")
+        parts.append(f"{_rows(simulated)} simulated")
     return "; ".join(parts)
 
 
+def _rows(count: int) -> str:
+    return f"{count} row{'s' * (count != 1)}"
+
+
 def comparison_csv(comparison: Comparison, price: Price | None) -> str:
-    """One line a row, the losses in columns."""
+    """One line a row, the losses in columns, and what it saves against the first policy at the same interval."""
     text = io.StringIO()
     columns = ["policy", "update_every_tokens", "how", "responses", "decoded", "delivered", "kept", *LOSSES]
     columns += ["wasted_share", "prefill", "recomputed_prefill", "preempted_prefill", "cached_prefill", "stale_kv"]
     if price is not None:
         columns += ["engine_s", "engine_s_wasted"]
+    savings = ["decoded", "kept", "prefilled_again", *(["engine_s"] if price is not None else [])]
+    columns += [f"saved_{saving}" for saving in savings]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    for row in comparison.rows:
-        data = as_data(row.waste, price) | {"policy": row.policy, "how": row.how}
+    for row, data in _rows_data(comparison, price):
+        saved = data.pop("saved", {})
+        data |= {"policy": row.policy} | {f"saved_{saving}": saved.get(saving, "") for saving in savings}
         data["update_every_tokens"] = "" if row.update_tokens is None else row.update_tokens
         if price is not None:
             data |= {"engine_s_wasted": data["engine_s"]["wasted"], "engine_s": data["engine_s"]["decoded"]}
@@ -299,18 +376,28 @@ def comparison_csv(comparison: Comparison, price: Price | None) -> str:
 
 
 def comparison_data(comparison: Comparison, price: Price | None) -> dict[str, Any]:
-    """Under `policies` for each name its sums, and under `by_update_interval` its rows."""
+    """Under `policies` for each name its rows, `by_update_interval`. No sums: the intervals are alternatives."""
     policies: dict[str, Any] = {}
-    for name, waste in totals(comparison):
-        rows = [
-            {
-                "update_every_tokens": row.update_tokens,
-                "how": row.how,
-                **as_data(row.waste, price),
-                **({} if row.update_wait_s is None else {"update_wait_s": round(row.update_wait_s, 3)}),
-            }
-            for row in comparison.rows
-            if row.policy == name
-        ]
-        policies[name] = {**as_data(waste, price), "by_update_interval": rows}
+    for row, data in _rows_data(comparison, price):
+        policies.setdefault(row.policy, {"by_update_interval": []})["by_update_interval"].append(data)
     return {"policies": policies, "sampled": comparison.sampled, "interrupted": comparison.interrupted}
+
+
+def _rows_data(comparison: Comparison, price: Price | None) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """Each row as plain data; under `saved` what it saves against the first policy at the same interval."""
+    first = {row.update_tokens: row for row in reversed(comparison.rows)}
+    for row in comparison.rows:
+        data = {"update_every_tokens": row.update_tokens, "how": row.how, **as_data(row.waste, price)}
+        if row.update_wait_s is not None:
+            data["update_wait_s"] = round(row.update_wait_s, 3)
+        base = first[row.update_tokens]
+        if base is not row:
+            saving = Saving.of(base.waste, row.waste, price)
+            data["saved"] = {
+                "decoded": saving.decoded_tokens,
+                "kept": saving.kept_tokens,
+                "prefilled_again": saving.prefilled_again_tokens,
+            }
+            if saving.engine_s is not None:
+                data["saved"]["engine_s"] = round(saving.engine_s, 3)
+        yield row, data

@@ -90,7 +90,7 @@ _settings = _group(
         "--max-model-len", type=_Tokens, metavar="N", help="The context (the larger of 32768 and both lengths)."
     ),
     click.option("--dialect", type=click.Choice(("vllm", "sglang", "trtllm")), help="Whose grants (vllm)."),
-    click.option("--replicas", type=click.IntRange(1, 1024), metavar="N", default=1, help="Servers (1)."),
+    click.option("--replicas", type=click.IntRange(1, 1024), metavar="N", help="Servers (the config's, or 1)."),
     click.option(
         "--update-mode",
         type=click.Choice(policies.UPDATE_MODES),

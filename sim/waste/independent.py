@@ -72,7 +72,7 @@ def waste_of_all(
     dropped = np.zeros(len(prompts), dtype=bool)
     live = np.flatnonzero(prompts < context)
     asked_ns = arrivals_ns[live]
-    for attempt in range(MOST_ATTEMPTS):
+    for _ in range(MOST_ATTEMPTS):
         if not len(live):
             break
         p, done = prompts[live], decoded[live]
@@ -93,11 +93,9 @@ def waste_of_all(
             tokens = np.minimum(end, np.maximum(so_far, 0))
         done = done + tokens
         decoded[live] = done
-        prefilled = int((p + done - tokens)[tokens > 0].sum())
-        if attempt:
-            waste.recomputed_tokens += prefilled
-        else:
-            waste.prefill_tokens += prefilled
+        before = done - tokens
+        waste.prefill_tokens += int(p[(tokens > 0) & (before == 0)].sum())
+        waste.recomputed_tokens += int((p + before)[(tokens > 0) & (before > 0)].sum())
         goes_on = aborted & (p + done < context)
         if client == "pinned":
             goes_on &= done < r

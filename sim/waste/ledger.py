@@ -33,7 +33,7 @@ FATES: Mapping[str, str] = {
     "dropped": "of a response that was aborted and never resumed",
     "overrun": "decoded beyond the budget of the response",
     "sliced": "delivered, then cut: by the agent loop's slice, or with a session that failed or was cancelled",
-    "discarded": "decoded for an answer that found no caller",
+    "discarded": "decoded for an answer whose caller was gone",
     "in_flight": "decoded by the step that was under way when its request was aborted by its id",
     "kept": "in the trajectory that the agent loop handed over",
 }
@@ -72,10 +72,11 @@ def added(first: Tally, second: Tally) -> Tally:
 class Waste:
     """The ledger's sums: `fates` holds a tally for each of `FATES`.
 
-    Prefill is counted apart: `prefill_tokens` of first attempts, `recomputed_tokens` of resumes, `preempted_tokens`
-    computed once more within a request (after a preemption, or a cache that was cleared under it), `cached_tokens`
-    found in the prefix cache instead. Without an engine a resume counts with its whole prompt, as the servers clear
-    their cache with an abort (verl's `reset_prefix_cache=True`).
+    Prefill is counted apart, by the positions of a turn: `prefill_tokens` at positions that it had not come to before,
+    in whichever attempt; `recomputed_tokens` where an earlier attempt had computed, found in the cache or decoded
+    them; `preempted_tokens` where the same request had (a preemption, or a cache that was cleared under it).
+    `cached_tokens` were found in the prefix cache instead. Without an engine a resume computes its whole prompt, as
+    the servers clear their cache with an abort (verl's `reset_prefix_cache=True`).
 
     `stale_kv_tokens`: taken over from older weights, in the prefix cache or by a request that ran on, each time.
     """
@@ -164,10 +165,11 @@ def waste_of(case: Case, trace: Trace) -> Waste:
         waste.count(piece.fate, tally(piece.position, piece.tokens))
     for _, turn in trace.ledger.turns():
         waste.responses += 1
+        reached = 0
         for attempt in turn.attempts:
             if attempt.delivered is not None:
                 waste.delivered_tokens += min(attempt.delivered.tokens, attempt.decoded_tokens)
-            _count_prefill(case, attempt, waste)
+            reached = _count_prefill(case, attempt, waste, reached)
     waste.stale_kv_tokens += sum(each.stale_kv_tokens for each in trace.events if isinstance(each, VersionChanged))
     decoded = sum(
         attempt.decoded_tokens + sum(ended.in_flight_tokens for ended in attempt.ended)
@@ -177,22 +179,27 @@ def waste_of(case: Case, trace: Trace) -> Waste:
     return waste
 
 
-def _count_prefill(case: Case, attempt: Attempt, waste: Waste) -> None:
+def _count_prefill(case: Case, attempt: Attempt, waste: Waste, reached: int) -> int:
+    """Books where the KV of an attempt's prompt came from. `reached`: so many positions of its turn, from the first,
+    had KV in the attempts before it; returned with this one's."""
     prefilled = attempt.prefilled
+    computed_tokens, end = 0, 0
     if prefilled is not None:
         computed_tokens = prefilled.computed_tokens
+        # What is found in the cache lies before what is computed, as KV rests on all before it.
+        end = prefilled.cached_tokens + computed_tokens
         waste.preempted_tokens += prefilled.recomputed_tokens
         waste.cached_tokens += prefilled.cached_tokens
         waste.stale_kv_tokens += prefilled.stale_tokens
     elif case.server.engine is None and attempt.decoded_tokens:
         # Without a first token nobody can say how far its prefill came.
-        computed_tokens = attempt.sent.prompt_tokens
-    else:
-        return
-    if attempt.sent.attempt:
-        waste.recomputed_tokens += computed_tokens
-    else:
-        waste.prefill_tokens += computed_tokens
+        computed_tokens = end = attempt.sent.prompt_tokens
+    first_tokens = min(computed_tokens, max(0, end - reached))
+    waste.prefill_tokens += first_tokens
+    waste.recomputed_tokens += computed_tokens - first_tokens
+    if attempt.decoded_tokens:
+        end = attempt.sent.prompt_tokens + attempt.decoded_tokens
+    return max(reached, end)
 
 
 def mean_update_wait_s(case: Case, trace: Trace) -> float:

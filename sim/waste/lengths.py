@@ -154,7 +154,10 @@ def read(path: Path, response_length: int) -> Lengths:
     note = ""
     if cut.any():
         responses[cut] = NEVER
-        note = f"{int(cut.sum())} of {len(pairs)} responses were cut at {response_length}: taken not to stop"
+        note = (
+            f"{int(cut.sum())} of {len(pairs)} responses reach response_length ({response_length}) or have no length: "
+            f"they are treated as cut off there, that is, as never stopping on their own"
+        )
     return Lengths(prompts, responses[:, None], note=note)
 
 

@@ -1,5 +1,6 @@
 """The settings that waste depends on, from a verl config."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,26 @@ import msgspec
 from msgspec import UNSET
 
 from sim.case import EngineSettings, explained
-from sim.preflight import scan, verl
+from sim.preflight import read_yaml, scan, verl
 from sim.preflight.launch import Launch, PreflightError
 from sim.waste.what_if import WhatIfError
 
 _DIALECTS = ("vllm", "sglang", "trtllm")
+_GPU_SECTIONS = ("actor_rollout_ref.rollout", "rollout", "trainer")
+_GPU_PATHS = tuple(f"{section}.{name}" for section in _GPU_SECTIONS for name in ("n_gpus_per_node", "nnodes"))
+_GPU_OVERRIDE = re.compile(
+    r"(?<![\w.])((?:actor_rollout_ref\.rollout|rollout|trainer)\.(?:n_gpus_per_node|nnodes))=(\d+)\b"
+)
+_NNODES = 1
+"""verl's default of trainer.nnodes."""
 _OF_ENGINE = ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "enable_chunked_prefill")
 """Rollout settings that `EngineSettings` has under the same name."""
 
 
 def read(path: Path, env: Mapping[str, str]) -> dict[str, Any]:
     """`prompt_length`, `response_length`, `max_model_len`, `dialect` and `gpus_per_replica`; unset ones as verl's, and
-    under `unset` which of the two lengths that are. Under `engine` what the file says of the engine.
+    under `unset` which of the two lengths that are. Under `engine` what the file says of the engine. `gpus` of all
+    nodes and `replicas`, as many as fit on them; None where the file names no GPUs.
 
     Raises `WhatIfError` that names the file and the setting.
     """
@@ -42,14 +51,41 @@ def read(path: Path, env: Mapping[str, str]) -> dict[str, Any]:
     for length, value in found.items():
         if type(value) is not int or value < 1:
             raise WhatIfError(f"--from {path}: {length} is {value!r}; a number of tokens is needed")
+    gpus_per_replica = sizes[0] * sizes[1] * sizes[2]
+    gpus = _gpus(path, env)
+    if gpus is not None and gpus < gpus_per_replica:
+        raise WhatIfError(
+            f"--from {path}: nnodes × n_gpus_per_node is {gpus}, and a replica needs {gpus_per_replica} GPUs "
+            f"(tensor_model × data × pipeline_model parallel size)"
+        )
     return {
         **found,
         "max_model_len": _value(launch, "max_model_len", path),
         "dialect": name,
-        "gpus_per_replica": sizes[0] * sizes[1] * sizes[2],
+        "gpus_per_replica": gpus_per_replica,
+        "gpus": gpus,
+        "replicas": None if gpus is None else gpus // gpus_per_replica,
         "engine": _engine(launch, path),
         "unset": tuple(length for length in ("prompt_length", "response_length") if length not in launch.settings),
     }
+
+
+def _gpus(path: Path, env: Mapping[str, str]) -> int | None:
+    """Of the rollout's own nodes where it has some, else of the trainer's; None where the file does not tell."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix in scan.YAML_SUFFIXES:
+        found = read_yaml.values(text, str(path), env, _GPU_PATHS)
+    else:
+        found = {each: int(number) for each, number in _GPU_OVERRIDE.findall(text)}
+    for section in _GPU_SECTIONS:
+        gpus, nodes = found.get(f"{section}.n_gpus_per_node"), found.get(f"{section}.nnodes")
+        if section != "trainer":
+            gpus = (found.get("trainer.n_gpus_per_node") if gpus is None else gpus) if nodes else None
+        elif gpus is not None and nodes is None:
+            nodes = _NNODES
+        if type(gpus) is int and type(nodes) is int and min(gpus, nodes) >= 1:
+            return gpus * nodes
+    return None
 
 
 def _engine(launch: Launch, path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
+from sim.budget import RULES
 from sim.case import MAX_TOKENS, Budget, CaseError, EngineSettings, ServerSettings
 from sim.durations import seconds_of
 from sim.report import plots
@@ -76,6 +77,7 @@ class Options:
         """What is driven, with its version: loaded before any work is done."""
         self.of_verl = {} if given["source"] is None else read_verl.read(given["source"], os.environ)
         self.named = LOADS.get(given["load_name"] or ("" if given["prompts"] else DEFAULT_LOAD))
+        self.replicas = given["replicas"] or self.of_verl.get("replicas") or 1
         self.setting = self._setting()
         self.latency: cost.Spelled | None = None
         self.price = self._price()
@@ -114,7 +116,7 @@ class Options:
         setting = Setting(
             budget=Budget(prompt_length, response_length, UNSET if context is None else context, positions),
             server=server,
-            replicas=given["replicas"],
+            replicas=self.replicas,
             update_mode=given["update_mode"],
             pause_s=given["pause_s"],
             spread_s=given["spread_s"],
@@ -142,8 +144,14 @@ class Options:
     @property
     def spelled_token_time_s(self) -> float | None:
         """The token time, where the user thinks in seconds and wants intervals so."""
-        in_seconds = any(text.endswith("s") for text in self.given["updates"])
+        in_seconds = any(part.strip().endswith("s") for text in self.given["updates"] for part in text.split(","))
         return self.setting.server.token_time_s if in_seconds else None
+
+    @property
+    def capped(self) -> list[str]:
+        """Policies whose overrun ends at the server's own default, prompt_length + response_length − prompt."""
+        ignores_limits = not RULES[self.setting.server.dialect].limit_keys
+        return [each.name for each in self.policies if each.builtin_client == "deferred" or not ignores_limits]
 
     @property
     def about(self) -> str:
@@ -153,9 +161,6 @@ class Options:
             f"prompt_length {budget.prompt_length} · response_length {budget.response_length} · "
             f"max_model_len {budget.context_tokens} · {server.dialect} grants"
         )
-        unset = [name for name in self.of_verl.get("unset", ()) if self.given[name] is None]
-        if unset:
-            lengths_and_grants += f" ({', '.join(unset)}: verl's default, {self.given['source']} has none)"
         for released in dict.fromkeys(key for key in self.suts.values() if "==" in key):
             lengths_and_grants += f" · {released}"
         if not self.setting.with_engine or server.engine is None:
@@ -166,6 +171,29 @@ class Options:
             f"max_num_seqs {config.max_num_seqs:,} · max_num_batched_tokens {config.max_num_batched_tokens:,} · "
             f"prefix caching {'on' if config.enable_prefix_caching else 'off'}"
         )
+
+    @property
+    def taken(self) -> str | None:
+        """What was taken from the config, in one line."""
+        given, found = self.given, self.of_verl
+        if not found:
+            return None
+        parts = []
+        for name in _DEFAULT_LENGTHS:
+            if given[name] is None and found[name] is not None:
+                parts.append(f"{name} {found[name]}" + " (unset: verl's default)" * (name in found["unset"]))
+        if given["dialect"] is None:
+            parts.append(found["dialect"])
+        if self.setting.with_engine:
+            parts += [f"{name} {value}" for name, value in found["engine"].items() if given.get(name) is None]
+        if given["replicas"] is None and found["replicas"] is not None:
+            parts.append(
+                f"{found['replicas']} replica{'s' * (found['replicas'] > 1)} "
+                f"({found['gpus']} GPUs, {found['gpus_per_replica']} for each)"
+            )
+        elif given["gpus_per_replica"] is None:
+            parts.append(f"{found['gpus_per_replica']} GPUs a replica")
+        return f"taken from {given['source']}: {', '.join(parts)}" if parts else None
 
 
 def run(options: Options) -> None:
@@ -205,9 +233,11 @@ def _run_single(options: Options) -> None:
         settings = {"prompt_tokens": prompt, "abort_every_tokens": every, **_settings_data(options)}
         click.echo(json.dumps({"settings": settings, "policies": ledgers}))
         return
+    if options.taken is not None:
+        click.echo(options.taken)
     click.echo(about + "\n")
     click.echo(report.waste_table([((name,), one) for name, one in found.items()], ("policy",), options.price))
-    _tell_rest(list(found.items()), options)
+    _tell_rest([report.Group("", list(found.items()))], options, [prompt])
 
 
 def _settings_data(options: Options) -> dict[str, Any]:
@@ -224,23 +254,31 @@ def _settings_data(options: Options) -> dict[str, Any]:
     return data
 
 
-def _tell_rest(totals: list[tuple[str, Waste]], options: Options, late: str | None = None) -> None:
+def _tell_rest(groups: list[report.Group], options: Options, prompts: list[int], late: str | None = None) -> None:
     """What the table means, and what is saved. `late`: what is to be said of updates that came late."""
-    wastes = [one for _, one in totals]
+    wastes = [waste for group in groups for _, waste in group.wastes]
     click.echo()
-    for line in report.meaning_lines(wastes):
+    meanings = report.meaning_lines(wastes)
+    for line in meanings:
         click.echo(f"  {line}")
-    click.echo()
-    worst = max(wastes, key=lambda one: one.fates["overrun"].tokens)
-    for sentence in (report.depth_line(worst, options.price), report.prefill_line(*totals[0], options.price)):
+    if meanings:
+        click.echo()
+    worst = max(wastes, key=lambda one: one.fates["overrun"].tokens, default=Waste())
+    budget = options.setting.budget
+    for sentence in (
+        report.cap_line(groups, options.capped, budget.prompt_length, prompts) if prompts else None,
+        report.depth_line(worst, options.price),
+        report.prefill_line(groups, options.price),
+    ):
         if sentence is not None:
             click.echo(sentence)
-    for line in report.saving_lines(totals, options.price):
+    for line in report.saving_lines(groups, options.price):
         click.echo(line)
     if late is not None:
         click.echo(late)
     if options.latency is not None and options.price is not None:
-        click.echo(f"Time: {options.latency.about}; {options.price.batch} responses at once.")
+        summed = ", summed over the replicas" if options.setting.replicas > 1 else ""
+        click.echo(f"Engine time{summed}: {options.latency.about}; {options.price.batch} responses at once.")
 
 
 # A load
@@ -260,7 +298,7 @@ def _run_load(options: Options) -> None:
     if given["plot"] is not None and comparison.rows:
         stories, of_story = _stories(options, load, intervals)
         about = f"{_about_load(options, load)}\n{options.about}"
-        plots.draw(given["plot"], comparison.rows, stories, about, of_story)
+        plots.draw(given["plot"], comparison.rows, stories, about, of_story, options.spelled_token_time_s)
     if given["as_json"]:
         data = {"settings": _settings_data(options), "responses": len(load), "note": load.note}
         click.echo(json.dumps(data | report.comparison_data(comparison, options.price)))
@@ -351,7 +389,9 @@ def _stories(options: Options, load: lengths.Lengths, intervals: list[int | None
         stories.append(plots.Story(policy.name, spans_of(case, trace)))
     if interval is None:
         return stories, "The longest response"
-    return stories, f"The longest response, aborted by an update every {interval:,} tokens"
+    token_time_s = options.spelled_token_time_s
+    every = f"{interval:,} tokens" if token_time_s is None else f"{interval * token_time_s:.6g} s"
+    return stories, f"The longest response, with a weight update every {every}"
 
 
 def _about_load(options: Options, load: lengths.Lengths) -> str:
@@ -368,6 +408,8 @@ def _about_load(options: Options, load: lengths.Lengths) -> str:
 
 
 def _tell_load(options: Options, load: lengths.Lengths, comparison: Comparison) -> None:
+    if options.taken is not None:
+        click.echo(options.taken)
     click.echo(f"{options.about}\n{_about_load(options, load)}")
     if load.note:
         click.echo(load.note)
@@ -377,8 +419,11 @@ def _tell_load(options: Options, load: lengths.Lengths, comparison: Comparison) 
         return
     click.echo(report.comparison_table(comparison, options.price, options.spelled_token_time_s))
     if comparison.interrupted:
-        click.echo("\n  interrupted: the sums below are over the intervals that all policies have")
-    _tell_rest(report.totals(comparison), options, report.wait_line(comparison))
+        click.echo("\n  interrupted: what follows is about the intervals that all policies have")
+    # With several turns the prompts of the later ones are longer, and each has a cap of its own.
+    prompts = [] if load.turns > 1 else load.prompts.tolist()
+    groups = report.groups_of(comparison, options.spelled_token_time_s)
+    _tell_rest(groups, options, prompts, report.wait_line(comparison))
     click.echo(f"({report.how_line(comparison)})")
 
 

@@ -158,7 +158,10 @@ def test_an_exact_law_is_found_in_its_measurements(tmp_path) -> None:
     assert fitted.time.scheduled_token_fs == pytest.approx(2e-5 * 1e15)
     assert fitted.time.kv_token_fs == pytest.approx(3e-8 * 1e15)
     assert fitted.max_error < 1e-9
-    assert str(fitted).endswith("off by 0.0% on average, 0.0% at most")
+    assert str(fitted) == (
+        "5.00 ms a step + 20.0 µs for each token that it computes + 30 ns for each cached token; "
+        "off by 0.0% on average, 0.0% at most"
+    )
 
 
 def test_what_does_not_fit_shows_in_the_error() -> None:

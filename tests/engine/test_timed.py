@@ -194,6 +194,16 @@ def test_what_a_preempted_request_computes_again_is_told_apart() -> None:
     assert prefills[2].recomputed_tokens > 6
 
 
+def test_a_request_preempted_in_its_prefill_computes_only_again_what_it_had() -> None:
+    timed = make_timed(num_gpu_blocks=9, long_prefill_token_threshold=2, max_model_len=32, enable_prefix_caching=False)
+    add(timed, 0, 1, prompt_tokens=8, max_tokens=20)
+    add(timed, 0, 2, prompt_tokens=24, max_tokens=1)
+    prefills = {burst.request: burst.prefill for _, burst in run_until(timed, 10_000)}
+    assert prefills[1] == Prefill(8, 0, 0, 0)
+    assert prefills[2].computed_tokens == 24
+    assert 0 < prefills[2].recomputed_tokens < 24
+
+
 # Planning many steps changes nothing
 
 

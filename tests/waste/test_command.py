@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -27,6 +28,17 @@ def data(*arguments):
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def rows(found, policy):
+    return found["policies"][policy]["by_update_interval"]
+
+
+def only_row(found, policy):
+    """The ledger of a policy: of one response, or of a load at its only interval."""
+    ledger = found["policies"][policy]
+    (row,) = ledger.get("by_update_interval", [ledger])
+    return row
 
 
 def losses(policy):
@@ -70,8 +82,8 @@ def test_the_table_for_a_person():
     assert "10,104" in result.output
     assert "pinned instead of deferred: 1,912 tokens fewer decoded (18.9%), as many kept" in result.output
     assert "1.41 × as much" in result.output
-    assert "GPU-hours" in result.output
-    assert "GPU-hours" not in run(*SEED, "--latency", "affine:12,40", "--batch", "64").output
+    assert "8.55 GPU-seconds" in result.output
+    assert "GPU-" not in run(*SEED, "--latency", "affine:12,40", "--batch", "64").output
 
 
 def test_a_roofline_says_on_how_many_accelerators():
@@ -89,13 +101,20 @@ def test_a_roofline_says_on_how_many_accelerators():
 def test_a_load_adds_up():
     found = data(*SMALL, "--lengths", "groups", "--policy", "deferred", "--policy", "pinned", "--policy", "partial-off")
     for policy in found["policies"].values():
+        assert set(policy) == {"by_update_interval"}, "no sums: the intervals are alternatives"
         assert len(policy["by_update_interval"]) == 2
-        for ledger in (policy, *policy["by_update_interval"]):
+        for ledger in policy["by_update_interval"]:
             assert ledger["decoded"] == ledger["kept"] + sum(ledger[loss] for loss in LOSSES)
-        for name in ("decoded", "kept", *LOSSES):
-            assert policy[name] == sum(row[name] for row in policy["by_update_interval"])
-    assert found["policies"]["deferred"]["overrun"] > 0 == found["policies"]["pinned"]["overrun"]
-    assert found["policies"]["partial-off"]["dropped"] > 0
+    for deferred, pinned, dropping in zip(*(rows(found, name) for name in found["policies"]), strict=True):
+        assert deferred["overrun"] > 0 == pinned["overrun"]
+        assert dropping["dropped"] > 0
+        assert "saved" not in deferred
+        for row in (pinned, dropping):
+            assert row["saved"] == {
+                "decoded": deferred["decoded"] - row["decoded"],
+                "kept": deferred["kept"] - row["kept"],
+                "prefilled_again": deferred["recomputed_prefill"] - row["recomputed_prefill"],
+            }
     assert found["sampled"] == 2 * 3 * 30
 
 
@@ -148,8 +167,7 @@ def test_without_verl_its_name_is_one_line(monkeypatch):
 
 def test_intervals_in_seconds_ranges_and_never():
     found = data("--count", 5, "--update-every", "20s", "--update-every", "1000-4000/4", "--update-every", "never")
-    rows = found["policies"]["pinned"]["by_update_interval"]
-    assert [row["update_every_tokens"] for row in rows] == [2000, 1000, 3000, 4000, None]
+    assert [row["update_every_tokens"] for row in rows(found, "pinned")] == [2000, 1000, 3000, 4000, None]
 
 
 def test_a_file_of_ones_own(tmp_path):
@@ -157,9 +175,10 @@ def test_a_file_of_ones_own(tmp_path):
     file.write_text("prompt_tokens,response_tokens\n136,8192\n92,8192\n3000,10\n50,700\n")
     result = run("--lengths", file, "--update-every", 2000)
     assert result.exit_code == 0, result.output
-    assert "2 of 4 responses were cut at 8192: taken not to stop; 1 of 4 prompts are longer than 2048" in result.output
+    assert "2 of 4 responses reach response_length (8192)" in result.output
+    assert "; 1 of 4 prompts are longer than 2048" in result.output
     found = data("--lengths", file, "--update-every", 2000)
-    assert found["policies"]["deferred"]["overrun"] == 1912 + 1956
+    assert only_row(found, "deferred")["overrun"] == 1912 + 1956
 
 
 def test_the_readme_shows_what_its_command_prints(monkeypatch):
@@ -172,7 +191,7 @@ def test_the_readme_shows_what_its_command_prints(monkeypatch):
     assert result.exit_code == 0, result.output
     missing = [line for line in shown.splitlines()[1:] if line not in result.output.splitlines()]
     assert not missing
-    assert "of 120 responses were cut at 8192: taken not to stop" in result.output
+    assert "of 120 responses reach response_length (8192)" in result.output
 
 
 def test_a_verl_config(tmp_path):
@@ -186,7 +205,8 @@ def test_a_verl_config(tmp_path):
     assert found["policies"]["deferred"]["overrun"] == 1024 - 136
     assert "verl's default" not in run("--from", config, *SEED).output
     config.write_text("actor_rollout_ref:\n  rollout:\n    name: sglang\n    prompt_length: 1024\n")
-    assert f"(response_length: verl's default, {config} has none)" in run("--from", config, *SEED).output
+    settings = "prompt_length 1024, response_length 512 (unset: verl's default), sglang, 2 GPUs a replica"
+    assert f"taken from {config}: {settings}" in run("--from", config, *SEED).output.splitlines()
     config.write_text("actor_rollout_ref:\n  rollout:\n    max_num_seqs: 32\n    max_num_batched_tokens: null\n")
     on_engine = ("--from", config, *SEED, "--policy", "cache-kept")
     assert "max_num_seqs 32 · max_num_batched_tokens 8,192" in run(*on_engine).output
@@ -223,23 +243,109 @@ def test_csv(tmp_path):
     path = tmp_path / "rows.csv"
     assert run(*SMALL, "--csv", path, "--latency", "constant:12", "--batch", 64).exit_code == 0
     with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["policy"], row["update_every_tokens"]) for row in rows] == [
+        lines = list(csv.DictReader(file))
+    assert [(row["policy"], row["update_every_tokens"]) for row in lines] == [
         ("deferred", "1000"),
         ("pinned", "1000"),
         ("deferred", "4000"),
         ("pinned", "4000"),
     ]
-    for row in rows:
+    for row in lines:
         assert int(row["decoded"]) == int(row["kept"]) + sum(int(row[loss]) for loss in LOSSES)
         assert float(row["engine_s"]) > 0
+    for deferred, pinned in (lines[:2], lines[2:]):
+        assert deferred["saved_decoded"] == ""
+        assert int(pinned["saved_decoded"]) == int(deferred["decoded"]) - int(pinned["decoded"])
+        assert float(pinned["saved_engine_s"]) > 0
+
+
+# What is said of it
+
+
+def test_what_is_saved_is_told_interval_by_interval_and_never_summed():
+    few = run(*SMALL, "--lengths", "groups").output.splitlines()
+    at = few.index("pinned instead of deferred, with an update every")
+    assert [line.partition(":")[0] for line in few[at + 1 : at + 3]] == ["  1,000", "  4,000"]
+    many = run(*SMALL[:2], "--lengths", "groups", "--update-every", "1000-9000/12").output
+    assert (
+        "pinned instead of deferred, at the best and the worst of 12 intervals: with an update every\n  1,000" in many
+    )
+    same = run(*SMALL, "--policy", "pinned", "--policy", "reference:pinned").output
+    assert "reference:pinned instead of pinned, at each interval: as many tokens decoded, as many kept" in same
+
+
+def test_an_overrun_that_is_capped_is_said_to_be():
+    says = "at most prompt_length − prompt"
+    assert says in run(*SMALL, "--lengths", "seed").output
+    assert f"as it gets: {says} (2,048 − 136)" in run(*SEED).output
+    assert says not in run(*SEED, "--policy", "pinned").output
+    assert says not in run("--count", 30, "--update-every", 16_000, "--lengths", "groups").output
+    trtllm = ("--lengths", "seed", "--count", 5, "--update-every", "1000,3000", "--dialect", "trtllm")
+    assert says not in run(*trtllm, "--policy", "pinned").output, "there it is what is decoded up to the next abort"
+
+
+def test_small_gpu_time_is_in_seconds():
+    priced = ("--latency", "affine:12,40", "--batch", 64, "--gpus-per-replica", 8)
+    assert re.search(r"\d GPU-seconds$", run(*SMALL, "--lengths", "groups", *priced).output, re.MULTILINE)
+    assert "\nEngine time, summed over the replicas: a step takes 12 ms" in run(*SMALL, *priced).output
+
+
+def test_what_is_prefilled_again_has_its_column_and_nothing_lost_no_paragraph():
+    assert "prefilled again" in run(*SMALL, "--policy", "pinned").output
+    calm = run("--count", 5, "--update-every", "never", "--policy", "pinned").output
+    assert "prefilled again" not in calm
+    assert "\n\n\n" not in calm
+
+
+def test_prompts_that_queue_are_prefilled_for_the_first_time_once(tmp_path):
+    file = tmp_path / "four.csv"
+    file.write_text("prompt_tokens,response_tokens\n" + "1000,4000\n" * 4)
+    lengths = ("--prompt-length", 1024, "--response-length", 4096, "--max-num-seqs", 1, "--spread", 0)
+    found = data("--lengths", file, *lengths, "--update-every", "10s", "--policy", "pinned", "--policy", "wait")
+    assert counts(found, "prefill")["pinned"] == (4000,)
+    assert counts(found, "prefill", "recomputed_prefill")["wait"] == (4000, 0)
+
+
+def test_replicas_are_as_many_as_the_gpus_of_a_verl_config_hold(tmp_path):
+    config = tmp_path / "verl.yaml"
+
+    def taken(trainer, rollout="tensor_model_parallel_size: 2", *more):
+        config.write_text(
+            f"trainer: {{{trainer}}}\nactor_rollout_ref:\n  rollout: {{name: vllm, prompt_length: 1024, {rollout}}}\n"
+        )
+        return data("--from", config, *SMALL[:4], *more)["settings"]["replicas"]
+
+    assert taken("n_gpus_per_node: 8, nnodes: 1") == 4
+    assert taken("n_gpus_per_node: 8, nnodes: 2") == 8
+    assert taken("n_gpus_per_node: 8") == 4, "verl's nnodes is 1"
+    assert taken("nnodes: 2") == 1
+    assert taken("n_gpus_per_node: 8, nnodes: 1", "data_parallel_size: 4") == 1
+    assert taken("n_gpus_per_node: 8, nnodes: 1", "nnodes: 3, tensor_model_parallel_size: 4") == 6, "its own nodes"
+    assert taken("n_gpus_per_node: 8, nnodes: 1", "nnodes: 0, tensor_model_parallel_size: 4") == 2
+    assert taken("n_gpus_per_node: 8, nnodes: 1", "tensor_model_parallel_size: 2", "--replicas", 3) == 3
+    config.write_text(config.read_text().replace("nnodes: 1", "nnodes: 1, note: x"))
+    assert "vllm, 4 replicas (8 GPUs, 2 for each)" in run("--from", config, *SMALL[:4]).output
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm \\\n"
+        "  actor_rollout_ref.rollout.tensor_model_parallel_size=4 trainer.n_gpus_per_node=8 trainer.nnodes=2\n"
+    )
+    assert data("--from", script, *SMALL[:4])["settings"]["replicas"] == 4
+    config.write_text("trainer: {n_gpus_per_node: 1}\nactor_rollout_ref:\n  rollout: {name: vllm}\n")
+    result = run("--from", config, *SMALL[:4])
+    assert result.exit_code == 2
+    assert "nnodes × n_gpus_per_node is 1, and a replica needs 2 GPUs" in result.stderr
 
 
 # Engines: caches, pauses, settings
 
 
 def counts(found, *names):
-    return {policy: tuple(ledger[name] for name in names) for policy, ledger in found["policies"].items()}
+    """Of each policy, at its last interval."""
+    return {
+        policy: tuple(ledger.get("by_update_interval", [ledger])[-1][name] for name in names)
+        for policy, ledger in found["policies"].items()
+    }
 
 
 def test_a_cache_that_is_kept_saves_prefill_and_takes_over_stale_kv():
@@ -266,7 +372,7 @@ def test_waiting_has_a_price_too():
     waited = data(*arguments)["policies"]["wait"]["by_update_interval"][0]
     assert waited["recomputed_prefill"] == 0
     assert waited["update_wait_s"] > 5
-    assert "wait: new weights came late, by " in run(*arguments).output
+    assert "Weight updates were delayed on average by " in run(*arguments).output
 
 
 def test_without_a_shortage_an_engine_decodes_what_the_constant_rate_does():
@@ -280,8 +386,8 @@ def test_without_a_shortage_an_engine_decodes_what_the_constant_rate_does():
 
 def test_a_small_pool_preempts():
     arguments = ("--count", 12, "--update-every", 4000, "--policy", "pinned", "--max-model-len", 10240)
-    small = data(*arguments, "--num-gpu-blocks-override", 700)["policies"]["pinned"]
-    large = data(*arguments, "--num-gpu-blocks-override", 7000)["policies"]["pinned"]
+    small = only_row(data(*arguments, "--num-gpu-blocks-override", 700), "pinned")
+    large = only_row(data(*arguments, "--num-gpu-blocks-override", 7000), "pinned")
     assert small["preempted_prefill"] > 0 == large["preempted_prefill"]
     assert small["decoded"] == large["decoded"]
 
@@ -291,14 +397,14 @@ def test_updates_that_come_late_are_told():
     arguments = ("--count", 12, "--update-every", 1000, "--max-num-seqs", 4)
     late = data(*arguments)["policies"]["pinned"]["by_update_interval"][0]["update_wait_s"]
     assert late > 1
-    assert "deferred, pinned: new weights came late" in run(*arguments).output
-    assert "came late" not in run(*arguments[:-1], 512).output
+    assert re.search(r"updates were delayed on average by [\d.]+ s \(deferred, pinned\): an", run(*arguments).output)
+    assert "delayed" not in run(*arguments[:-1], 512).output
 
 
 def test_groups_find_the_prompt_that_they_share():
     def cached(*more):
         arguments = ("--lengths", "groups", "--count", 32, "--update-every", "never", "--policy", "pinned")
-        return data(*arguments, *more)["policies"]["pinned"]
+        return only_row(data(*arguments, *more), "pinned")
 
     shared = cached("--block-size", 16)
     assert shared["cached_prefill"] > shared["prefill"], "seven of eight prompts, but for the rest of a block"
@@ -320,6 +426,26 @@ def test_plots(tmp_path, suffix, arguments):
     result = run(*arguments, "--plot", path)
     assert result.exit_code == 0, result.output
     assert path.read_bytes()[:5] == (b"\x89PNG\r" if suffix == "png" else b"<?xml")
+
+
+@pytest.mark.parametrize(
+    ("updates", "ticks", "unit"),
+    [
+        (["20s,60s"], ["20", "60"], "seconds between two weight updates"),
+        (["1000", "20s"], ["10", "20"], "seconds between two weight updates"),
+        (["1000,2000"], ["1,000", "2,000"], "tokens that a response decodes between two weight updates"),
+    ],
+)
+def test_a_plot_has_its_intervals_in_the_unit_that_was_given(tmp_path, updates, ticks, unit):
+    pytest.importorskip("matplotlib", reason="needs the extra plots (pip install 'rollcage[plots]')")
+    path = tmp_path / "waste.svg"
+    assert (
+        run("--count", 5, "--plot", path, *[word for each in updates for word in ("--update-every", each)]).exit_code
+        == 0
+    )
+    drawn = re.findall(r"<!-- (.*?) -->", path.read_text(encoding="utf-8"))
+    assert unit in drawn
+    assert set(ticks) <= set(drawn)
 
 
 def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
@@ -385,14 +511,14 @@ def test_what_cannot_be_is_one_line_and_exit_2(arguments, says):
 
 
 def test_an_interrupt_leaves_what_there_is(monkeypatch):
-    rows = []
+    done = []
     whole = what_if._row
 
     def interrupted(*arguments):
-        if len(rows) == 3:
+        if len(done) == 3:
             raise KeyboardInterrupt
-        rows.append(whole(*arguments))
-        return rows[-1]
+        done.append(whole(*arguments))
+        return done[-1]
 
     monkeypatch.setattr(what_if, "_row", interrupted)
     result = run(*SMALL, "--json")
@@ -400,8 +526,8 @@ def test_an_interrupt_leaves_what_there_is(monkeypatch):
     found = json.loads(result.stdout)
     assert found["interrupted"] is True
     assert len(found["policies"]["deferred"]["by_update_interval"]) == 2
-    assert found["policies"]["deferred"]["decoded"] == found["policies"]["deferred"]["by_update_interval"][0]["decoded"]
-    rows.clear()
+    assert len(found["policies"]["pinned"]["by_update_interval"]) == 1
+    done.clear()
     assert "interrupted" in run(*SMALL).output
 
 

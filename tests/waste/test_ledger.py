@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -23,14 +24,19 @@ from sim.case import (
     Turn,
     WeightUpdate,
 )
+from sim.engine.timed import TimedEngine
 from sim.search.schedules import under_schedules
 from sim.search.strategies import response_cases, routing_cases
 from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, builtin_names, load_sut
 from sim.trace import Decoded, Ended
+from sim.waste import ledger
 from sim.waste.ledger import FATES, LOSSES, Tally, pieces_of, tally, waste_of
 from sim.world import run_world
+
+WORLDS = int(os.environ.get("WASTE_WORLDS", "300"))
+"""How many random worlds; WASTE_WORLDS=10000 for the long run."""
 
 BUDGET = Budget(prompt_length=8, response_length=10, max_model_len=64)
 ONE = Session(2)
@@ -202,7 +208,7 @@ def test_a_preemption_is_counted_apart_from_a_resume():
 def test_an_abort_in_the_middle_of_a_prefill_counts_what_was_computed():
     engine = EngineSettings(max_num_batched_tokens=16)
     case = Case(LONG, (Session(50),), (AbortRequest(AtTime(0.025), 0),), server=ServerSettings(engine=engine))
-    assert prefill(case)[:2] == (48, 50), "three chunks of it, and all of it by the resume"
+    assert prefill(case)[:2] == (50, 48), "three chunks of it, and all of it by the resume: two for the first time"
     assert wasted(case) == {"kept": 40}
 
 
@@ -226,6 +232,150 @@ def test_the_overrun_sits_deepest():
     assert waste.fates["overrun"].depth_tokens > waste.decoded.depth_tokens > waste.fates["kept"].depth_tokens
 
 
+QUEUEING = Case(
+    LONG,
+    (Session(50),) * 4,
+    (AbortRequest(AtTime(0.1), 0), AbortRequest(AtTime(0.1), 1)),
+    server=ServerSettings(engine=EngineSettings(max_num_seqs=1)),
+)
+
+
+def test_a_prompt_that_queued_at_the_abort_is_prefilled_for_the_first_time_by_the_resume():
+    """One runs at once. Of two that are aborted one was running, and the other waited for it."""
+    first, resumed, preempted, cached, _ = prefill(QUEUEING)
+    assert first == 4 * 50
+    assert (resumed, preempted, cached) == (50 + 10, 0, 0)
+
+
+# Prefill against the positions themselves
+
+
+@st.composite
+def short_of_everything(draw):
+    """Few blocks, few seats, chunks: requests queue, preempt each other and share prompts, under updates and aborts."""
+    lengths = st.integers(1, 24)
+    budget = Budget(24, 16, 48)
+    owner = draw(lengths)
+    sessions = [Session(owner, (Turn(draw(st.integers(1, 20))),))]
+    for _ in range(draw(st.integers(1, 5))):
+        arrival_s = draw(st.sampled_from((0.0, 0.0, 0.02, 0.3)))
+        turns = tuple(Turn(draw(st.integers(1, 20)), 2) for _ in range(draw(st.integers(1, 2))))
+        if draw(st.booleans()):
+            sessions.append(Session(owner, turns, arrival_s, shares_prompt_with=0))
+        else:
+            sessions.append(Session(draw(lengths), turns, arrival_s))
+    faults = []
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.one_of(st.floats(0, 2).map(AtTime), st.integers(1, 10).map(lambda n: AfterTokens(0, n))))
+        kind = draw(st.integers(0, 3))
+        if kind == 0:
+            faults.append(AbortAll(at, 0))
+        elif kind == 1:
+            faults.append(AbortRequest(at, draw(st.integers(0, len(sessions) - 1))))
+        else:
+            mode = draw(st.sampled_from(("abort", "keep", "wait")))
+            faults.append(WeightUpdate(at, 0.1, (), draw(st.booleans()), mode))
+    engine = EngineSettings(
+        num_gpu_blocks=draw(st.integers(14, 40)),
+        block_size=4,
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_num_batched_tokens=draw(st.sampled_from((6, 8, 16, 64))),
+        enable_prefix_caching=draw(st.booleans()),
+    )
+    return Case(budget, tuple(sessions), tuple(faults), server=ServerSettings(engine=engine))
+
+
+class Watched(TimedEngine):
+    """Writes down the positions that each request computes, chunk by chunk, and where it began behind the cache."""
+
+    chunks: ClassVar[list[tuple[int, int, int, bool]]] = []
+
+    def _count_prefills(self, output):
+        for request, tokens in output.scheduled.items():
+            end = request.num_computed_tokens
+            known = request.num_prompt_tokens + request.num_output_tokens
+            decodes = bool(request.num_output_tokens) and tokens == 1 and end == known
+            if not decodes:
+                self.chunks.append((self._live[request.request_id].request, end - tokens, end, known))
+        super()._count_prefills(output)
+
+
+def by_positions(trace, chunks):
+    """(first, again by resumes, again within a request, found in the cache), each position looked up in a set."""
+    first = resumed = preempted = cached = 0
+    for _, turn in trace.ledger.turns():
+        before: set[int] = set()
+        for attempt in turn.attempts:
+            sent = attempt.sent
+            if attempt.prefilled is None:
+                assert not any(request == sent.request for request, *_ in chunks) or not attempt.ended
+            mine: set[int] = set()
+            for request, start, end, known in chunks:
+                if request != sent.request or attempt.prefilled is None:
+                    continue
+                if known > sent.prompt_tokens:
+                    mine |= set(range(known))
+                found = set(range(start)) - mine
+                cached += len(found)
+                mine |= found
+                computed = set(range(start, end))
+                preempted += len(computed & mine)
+                resumed += len((computed - mine) & before)
+                first += len(computed - mine - before)
+                mine |= computed
+            before |= mine | set(range(sent.prompt_tokens + attempt.decoded_tokens if attempt.decoded_tokens else 0))
+    return first, resumed, preempted, cached
+
+
+def watched(case, sut=CLEAN):
+    """The trace of a case and the chunks of its engines."""
+    Watched.chunks = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sim.world.TimedEngine", Watched)
+        trace = run_world(case, load_sut(sut))
+    return trace, Watched.chunks
+
+
+def check_prefill(case, trace, chunks):
+    waste = waste_of(case, trace)
+    found = (waste.prefill_tokens, waste.recomputed_tokens, waste.preempted_tokens, waste.cached_tokens)
+    assert found == by_positions(trace, chunks)
+    ended = {attempt.sent.request for attempt in trace.ledger.attempts if attempt.prefilled is not None}
+    computed = sum(end - start for request, start, end, _ in chunks if request in ended)
+    assert computed == waste.prefill_tokens + waste.again_tokens
+    distinct = sum(
+        max((attempt.sent.prompt_tokens for attempt in turn.attempts), default=0) for _, turn in trace.ledger.turns()
+    )
+    assert waste.prefill_tokens <= distinct
+
+
+@settings(max_examples=WORLDS, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(short_of_everything(), st.sampled_from((CLEAN, "reference:deferred", "reference:loses-tokens")))
+def test_prefill_is_first_or_again_by_its_positions(case, sut):
+    check_prefill(case, *watched(case, sut))
+
+
+def by_attempt(case, attempt, waste, reached):
+    """The planted fault: what a first attempt computes is first, and what a resume computes is again."""
+    del case, reached
+    if attempt.prefilled is not None:
+        waste.cached_tokens += attempt.prefilled.cached_tokens
+        waste.preempted_tokens += attempt.prefilled.recomputed_tokens
+        if attempt.sent.attempt:
+            waste.recomputed_tokens += attempt.prefilled.computed_tokens
+        else:
+            waste.prefill_tokens += attempt.prefilled.computed_tokens
+    return 0
+
+
+def test_prefill_booked_by_attempts_is_found_out(monkeypatch):
+    trace, chunks = watched(QUEUEING)
+    check_prefill(QUEUEING, trace, chunks)
+    monkeypatch.setattr(ledger, "_count_prefill", by_attempt)
+    with pytest.raises(AssertionError):
+        check_prefill(QUEUEING, trace, chunks)
+
+
 # The sum rule
 
 
@@ -239,10 +389,6 @@ def updated_otherwise(case, pause_mode, reset):
             fault = msgspec.structs.replace(fault, pause_mode=mode, reset_prefix_cache=reset)
         faults.append(fault)
     return msgspec.structs.replace(case, faults=tuple(faults))
-
-
-WORLDS = int(os.environ.get("WASTE_WORLDS", "300"))
-"""How many random worlds; WASTE_WORLDS=10000 for the long run."""
 
 
 @settings(max_examples=WORLDS, deadline=None, database=None, suppress_health_check=list(HealthCheck))
