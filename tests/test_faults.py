@@ -50,6 +50,7 @@ from sim.trace import (
     SessionEnded,
     VersionChanged,
 )
+from sim.waste.ledger import mean_update_wait_s
 from sim.world import World, run_world
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=64)
@@ -381,3 +382,13 @@ def test_what_lets_nothing_through_stops_and_says_so():
     assert fired[-1].note.startswith("comes no more: it did so ")
     assert not any(event.note for event in fired[:-1])
     assert not judge(Case(BUDGET, (ONE,)), trace)
+
+
+def test_each_update_that_was_made_is_seen_as_made_the_last_one_too():
+    """What tells of an update that did nothing is its note."""
+    server = ServerSettings(prefill_s=0.5, submission_gate=False, engine=None)
+    case = Case(BUDGET, (ONE,), (WeightUpdate(Every(0.1), pause_s=0.0),), server=server)
+    trace = run_world(case, load_sut(CLEAN))
+    made = [event for event in trace.events if isinstance(event, FaultFired) and not event.note]
+    assert len(made) == len([event for event in trace.events if isinstance(event, VersionChanged)])
+    assert mean_update_wait_s(case, trace) == 0
