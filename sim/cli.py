@@ -341,6 +341,7 @@ def _hunt_json(campaigns: "list[Campaign]", seed: int, paths: dict[int, str]) ->
             campaign.sut.name: {
                 "key": campaign.sut.key,
                 "worlds": campaign.worlds,
+                "warning": campaign.idle or None,
                 "violations": [
                     {
                         "invariant": find.invariant,
@@ -366,6 +367,8 @@ def _told_hunt(
             numbers = f"{'differs from' if campaign.finds else 'does the same as'} {other.key}"
         worlds = f"{campaign.worlds} world{'s' * (campaign.worlds != 1)}"
         yield f"{campaign.sut.key}: {numbers}  ({worlds}, {campaign.worlds_per_s:.0f}/s, seed {seed})"
+        if campaign.idle:
+            yield f"warning: {campaign.idle}"
         for find in campaign.finds:
             yield "\n" + _indented(find_report(campaign.sut, find))
             yield f"  kept as {paths[id(find)]}\n" if id(find) in paths else ""

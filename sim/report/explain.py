@@ -10,7 +10,7 @@ import msgspec
 from sim.case import AfterSent, AfterTokens, AtTime, Case, Every, Fault, When
 from sim.invariants import INVARIANTS, Violation, judge
 from sim.invariants.budget import turn_budget_tokens, used_before_tokens
-from sim.invariants.lifecycle import failures_of_itself
+from sim.invariants.lifecycle import failures_of_itself, odd_config
 from sim.rolling import Findings, RollingTrace
 from sim.search.campaign import Find
 from sim.search.compare import DIFFERS
@@ -240,7 +240,7 @@ def world_report(case: Case, sut: Sut, trace: Trace, violations: Sequence[Violat
     failures = failures_of_itself(trace)
     if failures:
         placed = (failure for failure in failures if (failure[0], failure[1].started.turn) in trace.raised)
-        sections.insert(0, _raised_section(trace, *next(placed, failures[0])))
+        sections.insert(0, _raised_section(case, trace, *next(placed, failures[0])))
     if case.faults:
         sections.append(_faults_section(case, trace))
     turns = list(trace.ledger.turns())
@@ -256,10 +256,14 @@ def world_report(case: Case, sut: Sut, trace: Trace, violations: Sequence[Violat
     return "\n\n".join(sections)
 
 
-def _raised_section(trace: Trace, session: int, turn: TurnRecord) -> str:
+def _raised_section(case: Case, trace: Trace, session: int, turn: TurnRecord) -> str:
     """What the client under test raised, and from where: the last lines of its traceback."""
     assert turn.ended is not None, "only a call that ended can have raised"
-    lines = [f"your client raised {turn.ended.error} (session {session} turn {turn.started.turn})"]
+    error, where = turn.ended.error, f"session {session} turn {turn.started.turn}"
+    if trace.factory_raised:
+        lines = [f"{error}, and so each call fails; {odd_config(case)}"]
+    else:
+        lines = [f"your client raised {error} ({where})"]
     stack = trace.raised.get((session, turn.started.turn))
     if stack:
         frames = stack[-MOST_FRAMES_SHOWN:]

@@ -60,7 +60,13 @@ def forgetting_epochs(context):
     return PinnedClient(context.config, context.make_balancer(ForgettingEpochsBalancer))
 
 
+def needing_a_response_length(context):
+    assert context.config.actor_rollout_ref.rollout.response_length
+    return PinnedClient(context.config, context.balancer)
+
+
 OWN = {
+    "a config without response_length": needing_a_response_length,
     "cancelled while it acquires": lambda context: SimplyAcquiringClient(context.config, context.balancer),
     "an answer that takes longer than a client may wait": lambda c: ImpatientClient(c.config, c.balancer),
     "a release lost until its replica is back": forgetting_epochs,
@@ -79,7 +85,7 @@ def test_a_classic_shows_what_it_is_meant_for(name):
     classic = BY_NAME[name]
     suts = [load_sut(f"reference:{bug}") for bug, each in PLANTED.items() if each.invariant in classic.meant_for]
     if name in OWN:
-        suts = [Sut(name, name, OWN[name])]
+        suts.append(Sut(name, name, OWN[name]))
     shown = set().union(*(broken_by(classic.case, sut) for sut in suts))
     assert set(classic.meant_for) <= shown
 
