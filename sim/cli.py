@@ -393,19 +393,28 @@ def _indented(text: str) -> str:
 @click.option(
     "--on", "engine", type=click.Choice(("vllm",)), help="On a real engine; the simulation must agree with it."
 )
+@click.option("--accept", is_flag=True, help="Write what is observed into the case files, as what they expect.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def replay(
-    paths: tuple[Path, ...], names: tuple[str, ...], corpus: Path | None, engine: str | None, as_json: bool
+    paths: tuple[Path, ...],
+    names: tuple[str, ...],
+    corpus: Path | None,
+    engine: str | None,
+    accept: bool,
+    as_json: bool,
 ) -> None:
     """Replay kept cases and compare the verdicts with those that they expect.
 
-    Exit code 0: each verdict is the one expected (or the case expects none of that SUT); 1: one is not; 2: unusable.
-    On a real engine: 1 when reality and simulation differ.
+    Exit code 0: each verdict is the one expected; 1: one is not (`fixed`: violations were expected and none is left),
+    or a SUT without a verdict in a case violates more there than the known-good client is expected to; 2: unusable.
+    With --accept 0 in place of 1. On a real engine: 1 when reality and simulation differ.
     """
     from sim import corpus as kept
 
     if not paths and corpus is None:
         raise click.UsageError("name case files or folders, or give --corpus DIR")
+    if accept and engine is not None:
+        raise click.UsageError("--accept and --on exclude each other: verdicts are those of the simulation")
     with _guarded():
         files = kept.files([*paths, *([corpus] if corpus is not None else [])])
         entries = [(path, kept.read(path)) for path in files]
@@ -414,12 +423,27 @@ def replay(
         if engine is not None:
             _replay_on_vllm(jobs, as_json)
         replays = [kept.replay(path, entry, sut) for path, entry, sut in jobs]
+        changed = _accept(replays) if accept else []
     if as_json:
-        rows = [{key: getattr(r, key) for key in ("path", "sut", "expected", "observed", "ok")} for r in replays]
-        click.echo(json.dumps({"cases": rows}))
+        rows = [
+            {key: getattr(r, key) for key in ("path", "sut", "expected", "observed", "ok", "news")} for r in replays
+        ]
+        click.echo(json.dumps({"cases": rows} | ({"accepted": [str(path) for path in changed]} if accept else {})))
     else:
         _tell_replays(replays)
-    sys.exit(1 if any(each.ok is False for each in replays) else 0)
+        if accept:
+            click.echo(f"accepted: {', '.join(map(str, changed)) or 'nothing to change'}")
+    sys.exit(0 if accept or all(each.passes for each in replays) else 1)
+
+
+def _accept(replays: "list[Replay]") -> list[Path]:
+    from sim import corpus
+
+    try:
+        return corpus.accept(replays)
+    except OSError as error:
+        click.echo(f"error: {error.filename}: cannot be written: {error.strerror}", err=True)
+        sys.exit(UNUSABLE)
 
 
 def _replay_on_vllm(jobs: "list[tuple[Path, Entry, Sut]]", as_json: bool) -> NoReturn:
@@ -471,16 +495,20 @@ def _tell_replays(replays: "list[Replay]") -> None:
     rows = [("case", "sut", "expected", "observed", "")]
     for each in replays:
         expected = "no verdict" if each.expected is None else ", ".join(each.expected) or "clean"
-        mark = {True: "ok", False: "DIFFERS", None: "-"}[each.ok]
-        rows.append((Path(each.path).name, each.sut, expected, ", ".join(each.observed) or "clean", mark))
+        rows.append((Path(each.path).name, each.sut, expected, ", ".join(each.observed) or "clean", each.mark))
     click.echo(table(rows))
     for each in replays:
-        if each.ok is False:
+        if not each.passes:
             click.echo(f"\n{each.path} on {each.sut}:")
             click.echo(_indented("\n".join(each.messages) or "no invariant is violated"))
     good = sum(each.ok is True for each in replays)
     judged = sum(each.ok is not None for each in replays)
-    click.echo(f"\n{good} of {judged} as expected, {len(replays) - judged} without a verdict")
+    told = [f"{good} of {judged} as expected", f"{len(replays) - judged} without a verdict"]
+    fixed, new = (sum(each.mark == mark for each in replays) for mark in ("fixed", "NEW"))
+    told += [f"{fixed} fixed"] * bool(fixed) + [
+        f"{new} of them with violations that the known-good client lacks"
+    ] * bool(new)
+    click.echo("\n" + ", ".join(told))
 
 
 # show

@@ -179,6 +179,7 @@ def test_against_names_where_two_clients_differ_and_stops_there():
         (("hunt", "--save", "/dev/null/finds"), "cannot be written"),
         (("hunt", "--save", OVERRUN), "--save"),
         (("replay",), "name case files"),
+        (("replay", OVERRUN, "--accept", "--on", "vllm"), "exclude each other"),
         (("replay", "missing.json"), "missing.json: cannot be read: No such file"),
         (("replay", "--corpus", "."), "no .json files"),
         (("show", "."), "is a directory"),
@@ -425,24 +426,70 @@ def test_replay_of_the_whole_corpus_on_the_built_in_suts():
     code, out, _ = rollcage("replay", "--corpus", CORPUS, "--json")
     rows = json.loads(out)["cases"]
     assert code == 0
-    assert rows[0].keys() == {"path", "sut", "expected", "observed", "ok"}
+    assert rows[0].keys() == {"path", "sut", "expected", "observed", "ok", "news"}
     assert all(row["ok"] for row in rows)
     assert {row["sut"] for row in rows} <= set(builtin_names())
 
 
 def test_replay_is_1_when_a_verdict_is_another_one(tmp_path):
-    corpus.write(tmp_path / "c.json", corpus.Entry(expected={CLEAN: ["B1"]}, case=Case(Budget(4, 10), (Session(4),))))
+    case = corpus.read(Path(OVERRUN)).case
+    corpus.write(tmp_path / "c.json", corpus.Entry(expected={"reference:deferred": ["B2"]}, case=case))
     code, out, _ = rollcage("replay", tmp_path / "c.json")
     assert code == 1
     assert "DIFFERS" in out
-    assert "no invariant is violated" in out
+    assert "B1: session 0 turn 0 decoded" in out
 
 
 def test_no_verdict_is_shown_and_no_failure():
     code, out, _ = rollcage("replay", OVERRUN, "--sut", "reference:favourite", "--json")
     (row,) = json.loads(out)["cases"]
-    assert (code, row["expected"], row["ok"]) == (0, None, None)
+    assert (code, row["expected"], row["ok"], row["news"]) == (0, None, None, [])
     assert "0 of 0 as expected, 1 without a verdict" in rollcage("replay", OVERRUN, "--sut", "reference:favourite")[1]
+
+
+def test_violations_without_a_verdict_are_1_unless_the_known_good_client_has_them_too(client, tmp_path):
+    name = client(GOOD, "return DeferredClient(context.config, context.balancer)")
+    code, out, _ = rollcage("replay", OVERRUN, "--sut", name)
+    assert code == 1
+    assert "no verdict  B1        NEW\n" in out
+    assert "B1: session 0 turn 0 decoded" in out
+    assert out.endswith(
+        "0 of 0 as expected, 1 without a verdict, 1 of them with violations that the known-good client lacks\n"
+    )
+    entry = corpus.read(Path(OVERRUN))
+    entry.expected[CLEAN].append("B1")
+    corpus.write(tmp_path / "c.json", entry)
+    assert rollcage("replay", tmp_path / "c.json", "--sut", name)[0] == 0
+
+
+def test_accept_keeps_what_is_observed_and_what_is_fixed_is_said(tmp_path):
+    kept = tmp_path / "c.json"
+    entry = corpus.Entry(
+        origin="here", expected={CLEAN: ["B1"], "other": ["R1"]}, case=Case(Budget(4, 10), (Session(4),))
+    )
+    corpus.write(kept, entry)
+    code, out, _ = rollcage("replay", kept, "--sut", CLEAN)
+    assert code == 1
+    assert "B1        clean     fixed\n" in out
+    assert "DIFFERS" not in out
+    assert out.endswith("0 of 1 as expected, 0 without a verdict, 1 fixed\n")
+    assert corpus.read(kept) == entry
+    code, out, _ = rollcage("replay", kept, "--sut", CLEAN, "--sut", "reference:deferred", "--accept")
+    assert code == 0
+    assert out.endswith(f"accepted: {kept}\n")
+    assert corpus.read(kept).expected == {CLEAN: [], "other": ["R1"], "reference:deferred": []}
+    assert corpus.read(kept).origin == "here"
+    code, out, _ = rollcage("replay", kept, "--sut", CLEAN, "--accept", "--json")
+    assert (code, json.loads(out)["accepted"]) == (0, [])
+    assert os.listdir(tmp_path) == ["c.json"]
+
+
+def test_a_bare_case_is_accepted_too(tmp_path):
+    (tmp_path / "bare.json").write_text(
+        '{"budget": {"prompt_length": 4, "response_length": 9}, "sessions": [{"prompt_tokens": 4}]}'
+    )
+    assert rollcage("replay", tmp_path / "bare.json", "--sut", CLEAN, "--accept")[0] == 0
+    assert corpus.read(tmp_path / "bare.json").expected == {CLEAN: []}
 
 
 def test_show_has_digest_and_events_and_the_same_ones_every_time():

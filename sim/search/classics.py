@@ -110,6 +110,12 @@ CLASSICS = (
         Case(_ROUTING_BUDGET, (Session(1),), (CancelClient(AfterTokens(0, 4), 0),), replicas=2),
     ),
     Classic(
+        # What is released twice for the first is taken from the second, which is at work.
+        "one of two cancelled while it decodes",
+        ("R3",),
+        Case(_ROUTING_BUDGET, (Session(1), Session(1)), (CancelClient(AfterTokens(0, 4), 0),)),
+    ),
+    Classic(
         "an answer that takes longer than a client may wait",
         ("R3",),
         Case(_ROUTING_BUDGET, (Session(1), Session(1)), replicas=2, server=ServerSettings(prefill_s=900.0)),
