@@ -362,6 +362,7 @@ def _told_hunt(
     from sim.report.explain import find_report
 
     for campaign in campaigns:
+        told: set[str] = set()
         numbers = ", ".join(find.invariant for find in campaign.finds) or "clean"
         if other is not None:
             numbers = f"{'differs from' if campaign.finds else 'does the same as'} {other.key}"
@@ -370,7 +371,7 @@ def _told_hunt(
         if campaign.idle:
             yield f"warning: {campaign.idle}"
         for find in campaign.finds:
-            yield "\n" + _indented(find_report(campaign.sut, find))
+            yield "\n" + _indented(find_report(campaign.sut, find, told))
             yield f"  kept as {paths[id(find)]}\n" if id(find) in paths else ""
     if demonstration:
         yield "The first client leaves the limit to the server; the second pins what is left of the budget."

@@ -105,6 +105,7 @@ def assert_only_known(campaign: "Campaign", known: Iterable[str]) -> None:
     from sim.report.explain import find_report
 
     allowed = set(known)
-    reports = [find_report(campaign.sut, find) for find in campaign.finds if find.invariant not in allowed]
+    told: set[str] = set()
+    reports = [find_report(campaign.sut, find, told) for find in campaign.finds if find.invariant not in allowed]
     if reports:
         pytest.fail("\n\n".join(reports), pytrace=False)
