@@ -71,7 +71,8 @@ def main() -> None:
 
 @contextmanager
 def _guarded() -> Iterator[None]:
-    """For all that may run a SUT: what it prints goes to standard error, and what a person can act on is one line."""
+    """For all that may run a SUT: what it prints goes to standard error, and what a person can act on is one line. What
+    else is raised is a fault of ours."""
     from sim.case import CaseError
     from sim.sut.interface import SutError
 
@@ -81,6 +82,12 @@ def _guarded() -> Iterator[None]:
     except (CaseError, SutError) as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(UNUSABLE)
+    except (click.ClickException, click.exceptions.Exit, click.Abort, OSError):
+        raise
+    except Exception as error:
+        traceback.print_exception(error)
+        click.echo("\nThis is a fault of rollcage, not of what is tested", err=True)
+        sys.exit(OUR_FAULT)
 
 
 class _Stopping:
@@ -162,9 +169,9 @@ def hunt(
 ) -> None:
     """Search for worlds that break an invariant, and shrink them.
 
-    Exit code 0: nothing found (in the demonstration: the bad client was caught, the good one is clean); 1: found;
-    2: unusable arguments. SUT names: reference:pinned, reference:deferred and the other planted bugs, verl,
-    verl:plain, MODULE:FACTORY.
+    Exit code 0: nothing found (in the demonstration: the bad client was caught, the good one is clean); 1: found, or
+    with --against a difference (in the demonstration: not as it should be); 2: unusable arguments.
+    SUT names: reference:pinned, reference:deferred and the other planted bugs, verl, verl:plain, MODULE:FACTORY.
     """
     if seconds is not None and worlds is not None:
         raise click.UsageError("--seconds and --worlds exclude each other")
@@ -530,7 +537,10 @@ def _write_text(path: Path, text: str) -> None:
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page that needs nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def show(path: Path, name: str | None, timeline: Path | None, html: Path | None, as_json: bool) -> None:
-    """Print a case's world: its attempts and grants with the arithmetic spelled out, and the verdicts."""
+    """Print a case's world: its attempts and grants with the arithmetic spelled out, and the verdicts.
+
+    Exit code 0: shown, whatever is violated; 2: unusable.
+    """
     from sim import corpus
     from sim.report import explain
     from sim.world import World

@@ -419,6 +419,25 @@ def test_a_fault_of_the_harness_is_3_with_its_case_kept(monkeypatch, tmp_path):
     assert "an invariant fell over" in corpus.read(kept).origin
 
 
+@pytest.mark.parametrize("verb", ["replay", "show"])
+def test_a_fault_of_the_harness_in_one_case_is_3_too(monkeypatch, verb):
+    def broken(case, trace):
+        raise ZeroDivisionError("an invariant fell over")
+
+    monkeypatch.setitem(INVARIANTS, "A1", INVARIANTS["A1"].__class__("A1", "lifecycle", "Broken.", broken))
+    code, out, err = rollcage(verb, OVERRUN, "--json")
+    assert (code, out) == (3, "")
+    assert err.endswith(
+        "ZeroDivisionError: an invariant fell over\n\nThis is a fault of rollcage, not of what is tested\n"
+    )
+
+
+def test_show_is_0_whatever_is_violated():
+    code, out, _ = rollcage("show", OVERRUN, "--sut", "reference:deferred")
+    assert code == 0
+    assert "B1 violated" in out
+
+
 # replay and show
 
 

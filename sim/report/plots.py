@@ -37,7 +37,7 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise PlotError("--plot needs matplotlib, which is not installed: pip install 'rollcage[plots]'") from None
+        raise PlotError("--plot needs matplotlib, which is not installed: pip install matplotlib") from None
 
 
 def draw(path: Path, rows: Sequence[Row], stories: Sequence[Story], about: str, of_story: str) -> None:
