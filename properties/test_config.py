@@ -188,7 +188,7 @@ def own() -> SimpleNamespace:
         release = installed.release()
     except PreflightError:
         pytest.skip(
-            "preflight is held against verl's _validate_configs where verl is installed (pip install 'rollcage[verl]')"
+            "preflight is held against verl's _validate_configs where verl is installed (pip install '.[verl]')"
         )
     utils = pytest.importorskip("verl.workers.rollout.utils", reason="verl cannot be imported here")
     config = pytest.importorskip("verl.workers.config", reason="verl cannot be imported here")

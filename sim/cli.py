@@ -71,7 +71,8 @@ def main() -> None:
 
 @contextmanager
 def _guarded() -> Iterator[None]:
-    """For all that may run a SUT: what it prints goes to standard error, and what a person can act on is one line."""
+    """For all that may run a SUT: what it prints goes to standard error, and what a person can act on is one line. What
+    else is raised is a fault of ours."""
     from sim.case import CaseError
     from sim.sut.interface import SutError
 
@@ -81,6 +82,12 @@ def _guarded() -> Iterator[None]:
     except (CaseError, SutError) as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(UNUSABLE)
+    except (click.ClickException, click.exceptions.Exit, click.Abort, OSError):
+        raise
+    except Exception as error:
+        traceback.print_exception(error)
+        click.echo("\nThis is a fault of rollcage, not of what is tested", err=True)
+        sys.exit(OUR_FAULT)
 
 
 class _Stopping:
@@ -162,9 +169,9 @@ def hunt(
 ) -> None:
     """Search for worlds that break an invariant, and shrink them.
 
-    Exit code 0: nothing found (in the demonstration: the bad client was caught, the good one is clean); 1: found;
-    2: unusable arguments. SUT names: reference:pinned, reference:deferred and the other planted bugs, verl,
-    verl:plain, MODULE:FACTORY.
+    Exit code 0: nothing found (in the demonstration: the bad client was caught, the good one is clean); 1: found, or
+    with --against a difference (in the demonstration: not as it should be); 2: unusable arguments.
+    SUT names: reference:pinned, reference:deferred and the other planted bugs, verl, verl:plain, MODULE:FACTORY.
     """
     if seconds is not None and worlds is not None:
         raise click.UsageError("--seconds and --worlds exclude each other")
@@ -341,6 +348,7 @@ def _hunt_json(campaigns: "list[Campaign]", seed: int, paths: dict[int, str]) ->
             campaign.sut.name: {
                 "key": campaign.sut.key,
                 "worlds": campaign.worlds,
+                "warning": campaign.idle or None,
                 "violations": [
                     {
                         "invariant": find.invariant,
@@ -361,13 +369,16 @@ def _told_hunt(
     from sim.report.explain import find_report
 
     for campaign in campaigns:
+        told: set[str] = set()
         numbers = ", ".join(find.invariant for find in campaign.finds) or "clean"
         if other is not None:
             numbers = f"{'differs from' if campaign.finds else 'does the same as'} {other.key}"
         worlds = f"{campaign.worlds} world{'s' * (campaign.worlds != 1)}"
         yield f"{campaign.sut.key}: {numbers}  ({worlds}, {campaign.worlds_per_s:.0f}/s, seed {seed})"
+        if campaign.idle:
+            yield f"warning: {campaign.idle}"
         for find in campaign.finds:
-            yield "\n" + _indented(find_report(campaign.sut, find))
+            yield "\n" + _indented(find_report(campaign.sut, find, told))
             yield f"  kept as {paths[id(find)]}\n" if id(find) in paths else ""
     if demonstration:
         yield "The first client leaves the limit to the server; the second pins what is left of the budget."
@@ -390,19 +401,28 @@ def _indented(text: str) -> str:
 @click.option(
     "--on", "engine", type=click.Choice(("vllm",)), help="On a real engine; the simulation must agree with it."
 )
+@click.option("--accept", is_flag=True, help="Write what is observed into the case files, as what they expect.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def replay(
-    paths: tuple[Path, ...], names: tuple[str, ...], corpus: Path | None, engine: str | None, as_json: bool
+    paths: tuple[Path, ...],
+    names: tuple[str, ...],
+    corpus: Path | None,
+    engine: str | None,
+    accept: bool,
+    as_json: bool,
 ) -> None:
     """Replay kept cases and compare the verdicts with those that they expect.
 
-    Exit code 0: each verdict is the one expected (or the case expects none of that SUT); 1: one is not; 2: unusable.
-    On a real engine: 1 when reality and simulation differ.
+    Exit code 0: each verdict is the one expected; 1: one is not (`fixed`: violations were expected and none is left),
+    or a SUT without a verdict in a case violates more there than the known-good client is expected to; 2: unusable.
+    With --accept 0 in place of 1. On a real engine: 1 when reality and simulation differ.
     """
     from sim import corpus as kept
 
     if not paths and corpus is None:
         raise click.UsageError("name case files or folders, or give --corpus DIR")
+    if accept and engine is not None:
+        raise click.UsageError("--accept and --on exclude each other: verdicts are those of the simulation")
     with _guarded():
         files = kept.files([*paths, *([corpus] if corpus is not None else [])])
         entries = [(path, kept.read(path)) for path in files]
@@ -411,12 +431,27 @@ def replay(
         if engine is not None:
             _replay_on_vllm(jobs, as_json)
         replays = [kept.replay(path, entry, sut) for path, entry, sut in jobs]
+        changed = _accept(replays) if accept else []
     if as_json:
-        rows = [{key: getattr(r, key) for key in ("path", "sut", "expected", "observed", "ok")} for r in replays]
-        click.echo(json.dumps({"cases": rows}))
+        rows = [
+            {key: getattr(r, key) for key in ("path", "sut", "expected", "observed", "ok", "news")} for r in replays
+        ]
+        click.echo(json.dumps({"cases": rows} | ({"accepted": [str(path) for path in changed]} if accept else {})))
     else:
         _tell_replays(replays)
-    sys.exit(1 if any(each.ok is False for each in replays) else 0)
+        if accept:
+            click.echo(f"accepted: {', '.join(map(str, changed)) or 'nothing to change'}")
+    sys.exit(0 if accept or all(each.passes for each in replays) else 1)
+
+
+def _accept(replays: "list[Replay]") -> list[Path]:
+    from sim import corpus
+
+    try:
+        return corpus.accept(replays)
+    except OSError as error:
+        click.echo(f"error: {error.filename}: cannot be written: {error.strerror}", err=True)
+        sys.exit(UNUSABLE)
 
 
 def _replay_on_vllm(jobs: "list[tuple[Path, Entry, Sut]]", as_json: bool) -> NoReturn:
@@ -468,16 +503,20 @@ def _tell_replays(replays: "list[Replay]") -> None:
     rows = [("case", "sut", "expected", "observed", "")]
     for each in replays:
         expected = "no verdict" if each.expected is None else ", ".join(each.expected) or "clean"
-        mark = {True: "ok", False: "DIFFERS", None: "-"}[each.ok]
-        rows.append((Path(each.path).name, each.sut, expected, ", ".join(each.observed) or "clean", mark))
+        rows.append((Path(each.path).name, each.sut, expected, ", ".join(each.observed) or "clean", each.mark))
     click.echo(table(rows))
     for each in replays:
-        if each.ok is False:
+        if not each.passes:
             click.echo(f"\n{each.path} on {each.sut}:")
             click.echo(_indented("\n".join(each.messages) or "no invariant is violated"))
     good = sum(each.ok is True for each in replays)
     judged = sum(each.ok is not None for each in replays)
-    click.echo(f"\n{good} of {judged} as expected, {len(replays) - judged} without a verdict")
+    told = [f"{good} of {judged} as expected", f"{len(replays) - judged} without a verdict"]
+    fixed, new = (sum(each.mark == mark for each in replays) for mark in ("fixed", "NEW"))
+    told += [f"{fixed} fixed"] * bool(fixed) + [
+        f"{new} of them with violations that the known-good client lacks"
+    ] * bool(new)
+    click.echo("\n" + ", ".join(told))
 
 
 # show
@@ -498,7 +537,10 @@ def _write_text(path: Path, text: str) -> None:
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page that needs nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def show(path: Path, name: str | None, timeline: Path | None, html: Path | None, as_json: bool) -> None:
-    """Print a case's world: its attempts and grants with the arithmetic spelled out, and the verdicts."""
+    """Print a case's world: its attempts and grants with the arithmetic spelled out, and the verdicts.
+
+    Exit code 0: shown, whatever is violated; 2: unusable.
+    """
     from sim import corpus
     from sim.report import explain
     from sim.world import World

@@ -7,7 +7,7 @@ each SUT (by its key: a name, or name==version) the invariants that it violates 
 import hashlib
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from sim.invariants.harness import check_same_digest
 from sim.invariants.interface import Violation
 from sim.rolling import run_rolling
 from sim.sut.interface import Sut
+from sim.sut.registry import CLEAN
 from sim.world import run_world
 
 
@@ -42,7 +43,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """The outcome of an entry on a SUT. `expected` and `ok` are None where the entry has no verdict for it."""
+    """The outcome of an entry on a SUT. `expected` and `ok` are None where the entry has no verdict for it; `news`:
+    what it then violates beyond what the known-good client is expected to."""
 
     path: str
     sut: str
@@ -50,6 +52,21 @@ class Replay(msgspec.Struct, frozen=True):
     observed: list[str]
     ok: bool | None
     messages: list[str]
+    news: list[str] = []
+
+    @property
+    def passes(self) -> bool:
+        """Whether it is as expected, or there is nothing to hold against it."""
+        return self.ok is not False and not self.news
+
+    @property
+    def mark(self) -> str:
+        """The outcome in a word."""
+        if self.ok is None:
+            return "NEW" if self.news else "-"
+        if self.ok:
+            return "ok"
+        return "DIFFERS" if self.observed else "fixed"
 
 
 _MOST_BYTES = 64 * 2**20
@@ -122,13 +139,13 @@ def dumps(entry: Entry) -> str:
 def write_text(path: Path, text: str) -> None:
     """Writes a file under a temporary name in its folder and renames it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # mkstemp would make it unreadable for others
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -158,4 +175,19 @@ def replay(path: Path, entry: Entry, sut: Sut) -> Replay:
     observed = sorted({violation.invariant for violation in found}, key=list(INVARIANTS).index)
     expected = entry.expected.get(sut.key)
     ok = None if expected is None else set(expected) == set(observed)
-    return Replay(str(path), sut.key, expected, observed, ok, [f"{v.invariant}: {v.message}" for v in found])
+    usual = entry.expected.get(CLEAN, ())
+    news = [number for number in observed if number not in usual] if expected is None else []
+    return Replay(str(path), sut.key, expected, observed, ok, [f"{v.invariant}: {v.message}" for v in found], news)
+
+
+def accept(replays: Iterable[Replay]) -> list[Path]:
+    """Writes what was observed into the case files, as what is expected of these SUTs; the files that changed."""
+    changed: list[Path] = []
+    for each in replays:
+        path = Path(each.path)
+        entry = read(path)
+        if entry.expected.get(each.sut) != each.observed:
+            expected = {**entry.expected, each.sut: each.observed}
+            write(path, msgspec.structs.replace(entry, expected=dict(sorted(expected.items()))))
+            changed.append(path)
+    return list(dict.fromkeys(changed))

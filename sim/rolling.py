@@ -176,6 +176,7 @@ class RollingTrace(Trace):
     def _judge(self, sessions: dict[int, SessionRecord], end: WorldEnded, numbers: Collection[str]) -> None:
         """Holds these sessions against the invariants of these numbers."""
         chapter = Trace(0)
+        chapter.factory_raised = self.factory_raised
         failed = [message for session in sessions for message in self._failed.pop(session, ())]
         chapter.events = [*self._texts.values(), *failed, *self._stale, end]
         chapter.ledger = Ledger.of(sessions)

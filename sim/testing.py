@@ -4,6 +4,7 @@ Options: `--sut NAME` (repeatable), `--worlds N`, `--kind KIND` (repeatable), `-
 every pytest run, so it imports nothing heavy until a fixture is used.
 """
 
+import warnings
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,6 +87,8 @@ def search(
         raise error
     if campaign.interrupted:
         raise KeyboardInterrupt
+    if campaign.idle and not campaign.finds:
+        warnings.warn(f"{sut.key}: {campaign.idle}", stacklevel=2)
     return campaign
 
 
@@ -102,6 +105,7 @@ def assert_only_known(campaign: "Campaign", known: Iterable[str]) -> None:
     from sim.report.explain import find_report
 
     allowed = set(known)
-    reports = [find_report(campaign.sut, find) for find in campaign.finds if find.invariant not in allowed]
+    told: set[str] = set()
+    reports = [find_report(campaign.sut, find, told) for find in campaign.finds if find.invariant not in allowed]
     if reports:
         pytest.fail("\n\n".join(reports), pytrace=False)

@@ -405,6 +405,8 @@ class Trace:
         self.raised: dict[tuple[int, int], StackSummary] = {}
         """Where the exception of a call came from, by (session, turn), for the first `MOST_RAISED_KEPT`. No event: it
         differs from machine to machine."""
+        self.factory_raised = False
+        """Whether there is no client: its factory raised over a config that is odd on purpose."""
         self._sessions = sessions
         self._derived: dict[Any, Any] = {}
 

@@ -6,8 +6,10 @@ not cancel the call, as with a Ray actor. Arguments are copied as a serialising 
 
 import asyncio
 import copy
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +19,7 @@ from sim.case import Transport
 from sim.clock import NS_PER_S, VirtualLoop, to_ns
 from sim.server import FakeRolloutServer, TokenOutput
 from sim.tokens import LogProbs, TokenIds
-from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace, spelled
+from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace, spelled, without_addresses
 
 LIMIT_KEYS = ("max_tokens", "max_new_tokens")
 
@@ -85,15 +87,65 @@ class _RemoteMethod:
         self.remote = remote
 
 
+_SPELLED_CHARS = 60
+
+
+class _Fits:
+    """Whether arguments fit a method: known by their number and names, so that it is worked out once for each kind."""
+
+    def __init__(self, what: str, method: Callable[..., Any]) -> None:
+        self._what = what
+        self._signature: inspect.Signature | None = None
+        with suppress(TypeError, ValueError):  # it does not show what it takes
+            self._signature = inspect.signature(method)
+        self._known: set[tuple[int, tuple[str, ...]]] = set()
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raises TypeError that has the call and what is wrong with it."""
+        kind = len(args), tuple(kwargs)
+        if kind in self._known or self._signature is None:
+            return
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            taken = ", ".join(str(each.replace(annotation=each.empty)) for each in self._signature.parameters.values())
+            call = f"{self._what}.remote({_spelled_arguments(args, kwargs)})"
+            raise TypeError(f"{call}: {error}; it takes ({taken})") from None
+        self._known.add(kind)
+
+
+def _spelled_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The arguments of a call as they are written, the long ones cut."""
+    values = [without_addresses(repr(value)) for value in (*args, *kwargs.values())]
+    cut = [text if len(text) <= _SPELLED_CHARS else f"{text[:_SPELLED_CHARS]}…" for text in values]
+    names = [""] * len(args) + [f"{name}=" for name in kwargs]
+    return ", ".join(f"{name}{text}" for name, text in zip(names, cut, strict=True))
+
+
 class _Handle(ABC):
-    """Attribute access gives remote methods, as a Ray actor handle does."""
+    """Attribute access gives remote methods, as a Ray actor handle does.
+
+    As with Ray, a method that the callee does not have is an AttributeError at once, and arguments that do not fit a
+    TypeError where the call is made: both are the caller's fault.
+    """
+
+    def __init__(self, what: str, callee: Any) -> None:
+        self._what = what
+        self._callee = callee
 
     def __getattr__(self, name: str) -> _RemoteMethod:
         if name.startswith("__"):
             raise AttributeError(name)
+        if not callable(getattr(self._callee, name, None)):
+            has = ", ".join(each for each in dir(self._callee) if each[0] != "_" and self.offers(each))
+            raise AttributeError(f"{self._what}.{name}: the {self._what} has no such method; it has {has}")
         method = _RemoteMethod(self._sender(name))
         self.__dict__[name] = method
         return method
+
+    def offers(self, method: str) -> bool:
+        """Whether the callee has such a method (older balancers lack clear_sticky_cache)."""
+        return callable(getattr(self._callee, method, None))
 
     @abstractmethod
     def _sender(self, name: str) -> Callable[..., "asyncio.Future[Any]"]:
@@ -104,12 +156,14 @@ class ServerHandle(_Handle):
     """What a client or trainer holds of a server."""
 
     def __init__(self, wire: "Wire", server: FakeRolloutServer) -> None:
+        super().__init__("server", server)
         self._wire = wire
         self._server = server
 
     def _sender(self, name: str) -> Callable[..., "asyncio.Future[Any]"]:
         if name == "generate":
-            return partial(self._wire.send_request, self._server)
+            fits = _Fits("server.generate", partial(self._server.generate, 0))
+            return partial(self._wire.send_request, self._server, fits)
         return partial(self._wire.send_control, self._server, name)
 
 
@@ -117,6 +171,7 @@ class BalancerHandle(_Handle):
     """What a client or trainer holds of the balancer; every message is in the trace."""
 
     def __init__(self, wire: "Wire", balancer: Any, replica_names: list[str]) -> None:
+        super().__init__("balancer", balancer)
         self._wire = wire
         self._balancer = balancer
         self._replica_names = replica_names
@@ -127,7 +182,8 @@ class BalancerHandle(_Handle):
         """Messages that have not reached the balancer yet."""
 
     def _sender(self, name: str) -> Callable[..., "asyncio.Future[Any]"]:
-        return partial(self._wire.send_message, self, name)
+        fits = _Fits(f"balancer.{name}", getattr(self._balancer, name))
+        return partial(self._wire.send_message, self, name, fits)
 
     def handle(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Has the balancer handle a message that has arrived."""
@@ -155,10 +211,6 @@ class BalancerHandle(_Handle):
         elif name in ("add_servers", "remove_servers"):
             named = args[0] if args else next(iter(kwargs.values()))
         return tuple([self._replica_of[each] for each in named if isinstance(each, str) and each in self._replica_of])
-
-    def offers(self, method: str) -> bool:
-        """Whether this balancer has such a method (older ones lack clear_sticky_cache)."""
-        return callable(getattr(self._balancer, method, None))
 
 
 _UNCHANGING = frozenset((int, str, float, bool, type(None), bytes, TokenIds, LogProbs, ServerHandle, BalancerHandle))
@@ -188,8 +240,11 @@ class Wire:
 
     # Requests
 
-    def send_request(self, server: FakeRolloutServer, *args: Any, **kwargs: Any) -> "asyncio.Future[TokenOutput]":
+    def send_request(
+        self, server: FakeRolloutServer, fits: _Fits, /, *args: Any, **kwargs: Any
+    ) -> "asyncio.Future[TokenOutput]":
         """A generate call: numbered, attributed to the turn in whose context it is made, and delivered."""
+        fits.check(args, kwargs)
         turn = current_turn.get()
         if turn is None:
             raise RuntimeError("a request was sent outside of any turn: no session to account it to")
@@ -296,8 +351,11 @@ class Wire:
 
     # Messages to the balancer
 
-    def send_message(self, handle: BalancerHandle, name: str, *args: Any, **kwargs: Any) -> "asyncio.Future[Any]":
+    def send_message(
+        self, handle: BalancerHandle, name: str, fits: _Fits, /, *args: Any, **kwargs: Any
+    ) -> "asyncio.Future[Any]":
         """A call of the balancer, which handles one message after the other, in the order of their arrival."""
+        fits.check(args, kwargs)
         handle.messages_in_flight += 1
         if self._copies:
             args = _copied_arguments(args, kwargs)

@@ -9,7 +9,9 @@ from traceback import StackSummary, walk_tb
 from typing import Any, NamedTuple, cast
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
+from sim import transport
 from sim.case import MAX_TIME_S, MAX_TOKENS, Case, Every, explicit_limit, params_owner
 from sim.clock import (
     NS_PER_S,
@@ -58,6 +60,9 @@ _LARGE_SESSIONS = 1000
 
 _LEAST_TIMES = 1000
 """How often a fault that comes again and again may do so in any world."""
+
+_OUR_FILES = (__file__, transport.__file__)
+"""Whose frames say nothing in a client's traceback."""
 
 REST = "rest"
 """Kind of the balancer's last entry in the trace: its counts when all is over."""
@@ -137,8 +142,12 @@ class _ObservedClient:
         except Exception as error:
             if len(self._trace.raised) < MOST_RAISED_KEPT:
                 stack = StackSummary.extract(walk_tb(error.__traceback__), lookup_lines=False)
-                self._trace.raised[session, turn] = StackSummary.from_list(stack[1:])  # without this frame
-            self._end(session, turn, before, sampling_params, outcome="error", error=spelled(error))
+                theirs = [frame for frame in stack if frame.filename not in _OUR_FILES]
+                self._trace.raised[session, turn] = StackSummary.from_list(theirs)
+            text = spelled(error)
+            if self._trace.factory_raised:
+                text = f"the factory raised {text}"
+            self._end(session, turn, before, sampling_params, outcome="error", error=text)
             raise
         return output
 
@@ -173,6 +182,17 @@ class _ObservedClient:
                 error,
             )
         )
+
+
+class _NoClient:
+    """In the place of a client whose factory raised over a config that is odd on purpose: so does each call."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self._traceback = error.__traceback__
+
+    async def generate(self, *_: Any, **__: Any) -> Any:
+        raise self._error.with_traceback(self._traceback)
 
 
 class _LogTap(logging.Handler):
@@ -479,11 +499,18 @@ class World:
             assert self._balancer is not None
             return self._balancer
 
-        context = Context(_client_config(self.case), servers, make_balancer, default_balancer)
+        def built(case: Case) -> Any:
+            return self.sut.factory(Context(_client_config(case), servers, make_balancer, default_balancer))
+
         try:
-            client = self.sut.factory(context)
+            client = built(self.case)
         except (Exception, SystemExit) as error:
-            raise SutError(f"the factory of SUT {self.sut.name!r} raised {type(error).__name__}: {error}") from error
+            if isinstance(error, SystemExit) or not self._suits_usual_config(built):
+                raise SutError(
+                    f"the factory of SUT {self.sut.name!r} raised {type(error).__name__}: {error}"
+                ) from error
+            client = _NoClient(error)
+            self.trace.factory_raised = True
         if isinstance(client, tuple) and len(client) == 2:
             client, balancer = client
             if isinstance(balancer, BalancerHandle):
@@ -498,6 +525,16 @@ class World:
                 f"a client or (client, balancer) is needed"
             )
         return cast(Client, client)
+
+    def _suits_usual_config(self, built: Callable[[Case], Any]) -> bool:
+        """Whether a factory that raised does not, once nothing in the client's config is odd on purpose."""
+        if self.case.budget.client_view is None:
+            return False
+        try:
+            built(replace(self.case, budget=replace(self.case.budget, client_view=None)))
+        except (Exception, SystemExit):
+            return False
+        return True
 
     def _begin_session(self, client: _ObservedClient, all_ended: "asyncio.Future[None]") -> None:
         """Begins the next session, if there is one; each that ends makes room for another."""

@@ -179,6 +179,7 @@ def test_against_names_where_two_clients_differ_and_stops_there():
         (("hunt", "--save", "/dev/null/finds"), "cannot be written"),
         (("hunt", "--save", OVERRUN), "--save"),
         (("replay",), "name case files"),
+        (("replay", OVERRUN, "--accept", "--on", "vllm"), "exclude each other"),
         (("replay", "missing.json"), "missing.json: cannot be read: No such file"),
         (("replay", "--corpus", "."), "no .json files"),
         (("show", "."), "is a directory"),
@@ -219,7 +220,7 @@ def test_a_bad_case_is_2_and_names_the_file(tmp_path, verb, content):
 @pytest.mark.parametrize(
     ("body", "number", "message"),
     [
-        ("raise KeyError('boom')", "A9", "failed of itself: KeyError: 'boom'"),
+        ("raise KeyError('boom')", "A9", "failed on its own: KeyError: 'boom'"),
         ("raise BaseException", "A9", "without a result or an exception"),
         ("raise asyncio.CancelledError", "A9", "nobody cancelled it"),
         ("return None", "A9", "AttributeError"),
@@ -242,6 +243,118 @@ def test_a_client_that_misbehaves_is_a_finding(client, monkeypatch, body, number
     assert code == 1
     assert "Traceback" not in err
     assert [message in found["message"] for found in result["violations"] if found["invariant"] == number] == [True]
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (
+            "self.balancer.acquire.remote(request_id=request_id)",
+            "AttributeError: balancer.acquire: the balancer has no such method; it has acquire_server, ",
+        ),
+        (
+            "self.balancer.acquire_server.remote(req_id=request_id)",
+            "TypeError: balancer.acquire_server.remote(req_id='session-0'): "
+            "missing a required argument: 'request_id'; it takes (request_id)",
+        ),
+        (
+            "(await self.balancer.acquire_server.remote(request_id))[1].generate.remote(prompt=kwargs['prompt_ids'])",
+            "missing a required argument: 'prompt_ids'; it takes (prompt_ids, sampling_params, request_id, **",
+        ),
+        (
+            "(await self.balancer.acquire_server.remote(request_id))[1].chat.remote()",
+            "AttributeError: server.chat: the server has no such method; it has abort_all_requests, ",
+        ),
+    ],
+)
+def test_a_call_that_the_callee_cannot_take_is_the_callers_fault(client, call, told):
+    """It never sends a request, and must not pass for clean."""
+    code, out, _ = rollcage("hunt", "--sut", client(f"return await {call}"), "--worlds", 60, "--seed", 1, "--json")
+    ((_, result),) = json.loads(out)["suts"].items()
+    assert code == 1
+    (message,) = [found["message"] for found in result["violations"] if found["invariant"] == "A9"]
+    assert "failed on its own: " in message
+    assert told in message
+    assert result["warning"].startswith("in 60 worlds no token was decoded, and calls failed, as with ")
+
+
+IDLE = {
+    "its balancer always fails": (
+        GOOD,
+        "class Never:\n    def __init__(self, servers): pass\n"
+        "    def acquire_server(self, request_id): raise RuntimeError('never')\n"
+        "return Client(context.config, context.make_balancer(Never))",
+        0,
+        "no token was decoded, and calls failed, as with RuntimeError: never",
+    ),
+    "it asks for what the server refuses": (
+        "kwargs['sampling_params'] = {'max_tokens': 1.5}\n"
+        "return await self.attempt(request_id, kwargs['prompt_ids'], kwargs['sampling_params'])",
+        "return Client(context.config, context.balancer)",
+        0,
+        "no token was decoded, and calls failed, as with TypeError: max_tokens must be an integer",
+    ),
+    "it is always cancelled": (
+        "out = await super().generate(request_id, **kwargs)\nraise asyncio.CancelledError",
+        "return Client(context.config, context.balancer)",
+        1,
+        "no call of the client ended well",
+    ),
+    "it says nothing": (
+        "from sim.server import TokenOutput\nreturn TokenOutput([], [], 'stop')",
+        "return Client(context.config, context.balancer)",
+        0,
+        "no token was decoded: the client was hardly tested",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", IDLE)
+def test_a_client_that_does_nothing_does_not_look_clean(client, how):
+    body, factory, code, told = IDLE[how]
+    arguments = ("hunt", "--sut", client(body, factory), "--kind", "lifecycle", "--worlds", 20, "--seed", 1)
+    result = json.loads(rollcage(*arguments, "--json")[1])["suts"].popitem()[1]
+    assert told in result["warning"]
+    shown = rollcage(*arguments)
+    assert shown[0] == code
+    assert shown[1].splitlines()[1] == f"warning: {result['warning']}"
+
+
+def test_a_client_that_does_something_is_not_warned_of():
+    assert "warning" not in rollcage("hunt", "--sut", CLEAN, "--worlds", 5, "--seed", 1)[1]
+
+
+PICKY = "context.config.actor_rollout_ref.rollout.response_length + 1\nreturn Client(context.config, context.balancer)"
+
+
+def test_a_factory_that_raises_over_a_config_that_is_odd_on_purpose_is_a_finding(client, tmp_path):
+    name = client(GOOD, PICKY)
+    code, out, err = rollcage("hunt", "--sut", name, "--worlds", 60, "--seed", 1, "--save", tmp_path / "finds")
+    assert (code, err) == (1, "")
+    head, told = out.split("\n\n", 1)
+    assert head.startswith(f"{name}: A9  (60 worlds")
+    assert told.lstrip().startswith(
+        "the factory raised AttributeError: 'Config' object has no attribute 'response_length', and so each call "
+        "fails; this world's config lacks response_length, on purpose\n    File"
+    )
+    assert "context.config.actor_rollout_ref.rollout.response_length + 1" in told
+    assert "sim/world.py" not in told
+    assert "failed on its own: the factory raised AttributeError" in told
+    (kept,) = (tmp_path / "finds").iterdir()
+    assert rollcage("replay", kept, "--sut", name)[0] == 0
+
+
+def test_what_a_factory_cannot_use_is_named_where_it_is_junk(client):
+    name = client(GOOD, PICKY)
+    _, out, _ = rollcage("show", CORPUS / "fallback-string.json", "--sut", name)
+    assert "this world's config has response_length '8192', on purpose" in out
+
+
+@pytest.mark.parametrize("case", ["fallback-missing.json", "overrun-64-256-16.json"])
+def test_a_factory_that_always_raises_is_an_error_of_use(client, case):
+    code, out, err = rollcage("replay", CORPUS / case, "--sut", client(GOOD, "raise RuntimeError('no')"))
+    assert (code, out) == (2, "")
+    assert "the factory of SUT" in err
 
 
 @pytest.mark.parametrize(
@@ -306,6 +419,25 @@ def test_a_fault_of_the_harness_is_3_with_its_case_kept(monkeypatch, tmp_path):
     assert "an invariant fell over" in corpus.read(kept).origin
 
 
+@pytest.mark.parametrize("verb", ["replay", "show"])
+def test_a_fault_of_the_harness_in_one_case_is_3_too(monkeypatch, verb):
+    def broken(case, trace):
+        raise ZeroDivisionError("an invariant fell over")
+
+    monkeypatch.setitem(INVARIANTS, "A1", INVARIANTS["A1"].__class__("A1", "lifecycle", "Broken.", broken))
+    code, out, err = rollcage(verb, OVERRUN, "--json")
+    assert (code, out) == (3, "")
+    assert err.endswith(
+        "ZeroDivisionError: an invariant fell over\n\nThis is a fault of rollcage, not of what is tested\n"
+    )
+
+
+def test_show_is_0_whatever_is_violated():
+    code, out, _ = rollcage("show", OVERRUN, "--sut", "reference:deferred")
+    assert code == 0
+    assert "B1 violated" in out
+
+
 # replay and show
 
 
@@ -313,24 +445,70 @@ def test_replay_of_the_whole_corpus_on_the_built_in_suts():
     code, out, _ = rollcage("replay", "--corpus", CORPUS, "--json")
     rows = json.loads(out)["cases"]
     assert code == 0
-    assert rows[0].keys() == {"path", "sut", "expected", "observed", "ok"}
+    assert rows[0].keys() == {"path", "sut", "expected", "observed", "ok", "news"}
     assert all(row["ok"] for row in rows)
     assert {row["sut"] for row in rows} <= set(builtin_names())
 
 
 def test_replay_is_1_when_a_verdict_is_another_one(tmp_path):
-    corpus.write(tmp_path / "c.json", corpus.Entry(expected={CLEAN: ["B1"]}, case=Case(Budget(4, 10), (Session(4),))))
+    case = corpus.read(Path(OVERRUN)).case
+    corpus.write(tmp_path / "c.json", corpus.Entry(expected={"reference:deferred": ["B2"]}, case=case))
     code, out, _ = rollcage("replay", tmp_path / "c.json")
     assert code == 1
     assert "DIFFERS" in out
-    assert "no invariant is violated" in out
+    assert "B1: session 0 turn 0 decoded" in out
 
 
 def test_no_verdict_is_shown_and_no_failure():
     code, out, _ = rollcage("replay", OVERRUN, "--sut", "reference:favourite", "--json")
     (row,) = json.loads(out)["cases"]
-    assert (code, row["expected"], row["ok"]) == (0, None, None)
+    assert (code, row["expected"], row["ok"], row["news"]) == (0, None, None, [])
     assert "0 of 0 as expected, 1 without a verdict" in rollcage("replay", OVERRUN, "--sut", "reference:favourite")[1]
+
+
+def test_violations_without_a_verdict_are_1_unless_the_known_good_client_has_them_too(client, tmp_path):
+    name = client(GOOD, "return DeferredClient(context.config, context.balancer)")
+    code, out, _ = rollcage("replay", OVERRUN, "--sut", name)
+    assert code == 1
+    assert "no verdict  B1        NEW\n" in out
+    assert "B1: session 0 turn 0 decoded" in out
+    assert out.endswith(
+        "0 of 0 as expected, 1 without a verdict, 1 of them with violations that the known-good client lacks\n"
+    )
+    entry = corpus.read(Path(OVERRUN))
+    entry.expected[CLEAN].append("B1")
+    corpus.write(tmp_path / "c.json", entry)
+    assert rollcage("replay", tmp_path / "c.json", "--sut", name)[0] == 0
+
+
+def test_accept_keeps_what_is_observed_and_what_is_fixed_is_said(tmp_path):
+    kept = tmp_path / "c.json"
+    entry = corpus.Entry(
+        origin="here", expected={CLEAN: ["B1"], "other": ["R1"]}, case=Case(Budget(4, 10), (Session(4),))
+    )
+    corpus.write(kept, entry)
+    code, out, _ = rollcage("replay", kept, "--sut", CLEAN)
+    assert code == 1
+    assert "B1        clean     fixed\n" in out
+    assert "DIFFERS" not in out
+    assert out.endswith("0 of 1 as expected, 0 without a verdict, 1 fixed\n")
+    assert corpus.read(kept) == entry
+    code, out, _ = rollcage("replay", kept, "--sut", CLEAN, "--sut", "reference:deferred", "--accept")
+    assert code == 0
+    assert out.endswith(f"accepted: {kept}\n")
+    assert corpus.read(kept).expected == {CLEAN: [], "other": ["R1"], "reference:deferred": []}
+    assert corpus.read(kept).origin == "here"
+    code, out, _ = rollcage("replay", kept, "--sut", CLEAN, "--accept", "--json")
+    assert (code, json.loads(out)["accepted"]) == (0, [])
+    assert os.listdir(tmp_path) == ["c.json"]
+
+
+def test_a_bare_case_is_accepted_too(tmp_path):
+    (tmp_path / "bare.json").write_text(
+        '{"budget": {"prompt_length": 4, "response_length": 9}, "sessions": [{"prompt_tokens": 4}]}'
+    )
+    assert rollcage("replay", tmp_path / "bare.json", "--sut", CLEAN, "--accept")[0] == 0
+    assert corpus.read(tmp_path / "bare.json").expected == {CLEAN: []}
 
 
 def test_show_has_digest_and_events_and_the_same_ones_every_time():

@@ -20,6 +20,15 @@ def test_what_is_written_is_read_back(tmp_path):
     assert corpus.read(tmp_path / "new" / "case.json") == ENTRY
 
 
+def test_files_have_the_usual_permissions(tmp_path):
+    before = os.umask(0o027)
+    try:
+        corpus.write(tmp_path / "case.json", ENTRY)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "case.json").stat().st_mode & 0o777 == 0o640
+
+
 def test_a_bare_case_can_be_read_too(tmp_path):
     (tmp_path / "bare.json").write_text(
         '{"budget": {"prompt_length": 4, "response_length": 10, "max_model_len": 64},'

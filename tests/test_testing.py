@@ -8,6 +8,8 @@ import pytest
 from sim import corpus
 from sim.case import Budget, Case, Session
 from sim.search.campaign import Campaign, Find
+from sim.sut.interface import Sut
+from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut
 from sim.testing import assert_only_known, known_violations, search
 
@@ -114,6 +116,16 @@ def test_search_reports_what_the_known_ones_leave(short_shrinks):
     assert_only_known(campaign, everything)
     with pytest.raises(pytest.fail.Exception, match="violated: "):
         assert_only_known(campaign, ())
+
+
+def test_a_search_in_which_nothing_happens_says_so():
+    class Mute(PinnedClient):
+        async def generate(self, request_id, **kwargs):
+            raise RuntimeError("no")
+
+    sut = Sut("mute", "mute", lambda context: Mute(context.config, context.balancer))
+    with pytest.warns(UserWarning, match="mute: in 5 worlds no token was decoded, and calls failed"):
+        search(sut, "budget", worlds=5)
 
 
 def test_a_fault_of_the_harness_is_raised_with_its_case(monkeypatch):

@@ -11,6 +11,7 @@ from sim.clock import VirtualLoop, to_ns
 from sim.server import TokenOutput
 from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
+from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace, WorldEnded
 from sim.transport import BalancerHandle, Wire, copied
@@ -224,6 +225,25 @@ def test_a_delay_without_end_does_not_outlive_the_world():
     assert run_world(case, load_sut(CLEAN)).events[-1] == WorldEnded(to_ns(5.1), "done")
 
 
+# Calls that the callee cannot take, as Ray has it: an error where the call is made
+
+
+def test_arguments_that_do_not_fit_are_a_type_error_at_once_and_send_nothing(wired):
+    _, trace, _, handle = wired()
+    for arguments, wrong in ((("a", "b"), "too many"), ((), "missing"), ((), "missing")):
+        with pytest.raises(TypeError, match=rf"^balancer\.acquire_server\.remote\(.*\): {wrong}"):
+            handle.acquire_server.remote(*arguments)
+    assert (trace.events, handle.messages_in_flight) == ([], 0)
+
+
+def test_a_method_that_is_not_there_is_an_attribute_error_at_once(wired):
+    _, _, _, handle = wired()
+    with pytest.raises(AttributeError, match=r"^balancer\.no_such_method: the balancer has no such method; it has "):
+        handle.no_such_method.remote()
+    assert not hasattr(handle, "no_such_method")
+    assert hasattr(handle, "acquire_server")
+
+
 # Noise
 
 
@@ -231,14 +251,18 @@ def test_a_delay_without_end_does_not_outlive_the_world():
 def test_errors_that_nobody_waits_for_leave_no_word_outside_the_trace(objects, capfd):
     class Failing(PinnedClient):
         async def attempt(self, request_id, prompt_ids, sampling_params, **kwargs):
-            self.balancer.no_such_method.remote()
+            self.balancer.fail.remote()
             return await super().attempt(request_id, prompt_ids, sampling_params, **kwargs)
 
+    class Unwell(LeastLoadedBalancer):
+        def fail(self):
+            raise RuntimeError("unwell")
+
     case = Case(BUDGET, (Session(4),), transport=Transport(objects))
-    trace = run_world(case, Sut("failing", "failing", lambda c: Failing(c.config, c.balancer)))
+    trace = run_world(case, Sut("failing", "failing", lambda c: Failing(c.config, c.make_balancer(Unwell))))
 
     assert trace.is_done
-    errors = [event.error for event in trace.events if isinstance(event, Message) and event.kind == "no_such_method"]
-    assert errors == ["AttributeError: 'LeastLoadedBalancer' object has no attribute 'no_such_method'"]
+    errors = [event.error for event in trace.events if isinstance(event, Message) and event.kind == "fail"]
+    assert errors == ["RuntimeError: unwell"]
     gc.collect()
     assert capfd.readouterr() == ("", "")

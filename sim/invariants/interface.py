@@ -11,11 +11,13 @@ Kind = Literal["budget", "lifecycle", "routing", "staleness", "liveness", "harne
 
 
 class Violation(NamedTuple):
-    """An invariant that a trace breaks: where, and the figures that show it."""
+    """An invariant that a trace breaks: where, and the figures that show it. `balancer_message`: the number of the
+    message to the balancer that it is about."""
 
     invariant: str
     message: str
     session: int | None = None
+    balancer_message: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,9 @@
 """Lifecycle invariants: what becomes of a request and of its tokens."""
 
+from msgspec import UNSET
+
 from sim.case import Case
+from sim.invariants.budget import usable
 from sim.invariants.interface import Invariant, Violation
 from sim.server import first_token
 from sim.tokens import Ids
@@ -111,9 +114,18 @@ def failures_of_itself(trace: Trace) -> list[tuple[int, TurnRecord]]:
     return found
 
 
+def odd_config(case: Case) -> str:
+    """What is odd on purpose in the config that the client of this world is given; empty where nothing is."""
+    configured = case.budget.client_response_length
+    if usable(configured):
+        return ""
+    if configured is UNSET:
+        return "this world's config lacks response_length, on purpose"
+    return f"this world's config has response_length {configured!r}, on purpose"
+
+
 def check_failures_have_a_cause(case: Case, trace: Trace) -> list[Violation]:
     """A9. A run that was cut off says nothing of the calls that were under way."""
-    del case
     of_itself = [id(turn) for _, turn in failures_of_itself(trace)]
     violations = []
     for session, turn in trace.ledger.turns():
@@ -125,7 +137,10 @@ def check_failures_have_a_cause(case: Case, trace: Trace) -> list[Violation]:
         elif ended.outcome == "cancelled" and trace.ledger.sessions[session].cancelled is None:
             how = "says that it was cancelled, and nobody cancelled it"
         elif id(turn) in of_itself:
-            how = f"failed of itself: {ended.error}"
+            how = f"failed on its own: {ended.error}"
+            odd = odd_config(case)
+            if odd and (trace.factory_raised or "response_length" in how):
+                how += f" ({odd})"
         else:
             continue
         violations.append(Violation("A9", f"session {session} turn {number} {how}", session))

@@ -32,6 +32,8 @@ class Acquire(NamedTuple):
     epoch: int
     number: int
     """Of the message."""
+    ordinal: int
+    """Among those of its turn."""
 
 
 class Choices:
@@ -79,6 +81,12 @@ class Replay:
         self._session_replica: dict[int, int] = {}
         self._loosened: set[int] = set()
         self._num_messages = 0
+        self._acquires: dict[int, tuple[int, int]] = {}
+        """For each session its last turn that acquired, and how often that did."""
+
+    def truth(self) -> list[tuple[int, int]]:
+        """The lower and the upper value of each replica's true load."""
+        return list(zip(self._lowest, self._highest, strict=True))
 
     def has_open(self, session: int) -> bool:
         """Whether a request of the session is acquired and not released."""
@@ -88,6 +96,7 @@ class Replay:
         """Nothing more will come of this session."""
         self._session_replica.pop(session, None)
         self._loosened.discard(session)
+        self._acquires.pop(session, None)
 
     def finish(self) -> RoutingLog:
         """The log, when all messages are handled."""
@@ -103,7 +112,7 @@ class Replay:
         if message.error is None:
             match message.kind:
                 case "acquire_server":
-                    self._acquire(message)
+                    self._acquire(number, message)
                 case "release_server":
                     self._release(message)
                 case "add_servers":
@@ -124,7 +133,7 @@ class Replay:
             if not (exact and message.total == sum(self._highest)):
                 self._compare(number, message)
 
-    def _acquire(self, message: Message) -> None:
+    def _acquire(self, number: int, message: Message) -> None:
         session = message.session
         if session is None or not message.replicas:
             return
@@ -132,28 +141,35 @@ class Replay:
         known = self._session_replica.get(session)
         if replica not in self._registered:
             self.log.r5.append(
-                Violation("R5", f"session {session} was sent to replica {replica}, which had been removed", session)
+                Violation(
+                    "R5", f"session {session} was sent to replica {replica}, which had been removed", session, number
+                )
             )
         elif known is None or known not in self._registered or session in self._loosened or not self._sticky_router:
             # Who stays where it was has not chosen, or has chosen well: a system under test may stick all the same.
             if replica != known:
-                self._free_choice(session, replica, could_stay=known in self._registered)
+                self._free_choice(number, session, replica, could_stay=known in self._registered)
         elif replica != known:
             self.log.r2.append(
                 Violation(
                     "R2",
                     f"session {session} was on replica {known}, which lives, and was sent to replica {replica}",
                     session,
+                    number,
                 )
             )
         self._session_replica[session] = replica
         self._loosened.discard(session)
-        acquire = Acquire(session, message.turn or 0, self._epoch[replica], self._num_messages)
+        turn = message.turn or 0
+        last_turn, times = self._acquires.get(session, (turn, 0))
+        ordinal = times if last_turn == turn else 0
+        self._acquires[session] = turn, ordinal + 1
+        acquire = Acquire(session, turn, self._epoch[replica], number, ordinal)
         self._open[replica].setdefault(session, deque()).append(acquire)
         self._lowest[replica] += 1
         self._highest[replica] += 1
 
-    def _free_choice(self, session: int, replica: int, could_stay: bool) -> None:
+    def _free_choice(self, number: int, session: int, replica: int, could_stay: bool) -> None:
         lowest, highest = self._lowest, self._highest
         most_allowed = min([highest[each] for each in self._registered])
         if lowest[replica] > most_allowed:
@@ -164,6 +180,7 @@ class Replay:
                     f"session {session} was sent to replica {replica} with {lowest[replica]} requests in flight "
                     f"while the least was {most_allowed} (by replica {shown})",
                     session,
+                    number,
                 )
             )
         if not could_stay and all(lowest[each] == highest[each] for each in self._registered):
@@ -201,6 +218,7 @@ class Replay:
                         f"after message {number} ({message.kind}) the balancer counts {shown} requests on replica "
                         f"{replica}; {truth} are acquired and not released",
                         message.session,
+                        number,
                     )
                 )
                 return
@@ -211,6 +229,7 @@ class Replay:
                     f"after message {number} ({message.kind}) get_total_inflight is {message.total}; {most_total} "
                     f"requests are acquired and not released",
                     message.session,
+                    number,
                 )
             )
 
@@ -250,6 +269,7 @@ def check_counts(case: Case, trace: Trace) -> list[Violation]:
             f"at rest replica {replica} still counts a request of session {acquire.session}, whose turn "
             f"{acquire.turn} ended well",
             acquire.session,
+            acquire.number,
         )
         for replica, acquire in log.unreleased
         if trace.ledger.turn_outcome(acquire.session, acquire.turn) == "ok"
@@ -321,15 +341,27 @@ def check_slot_returned(case: Case, trace: Trace) -> list[Violation]:
     for replica, acquire in routing_log(case, trace).unreleased:
         outcome = trace.ledger.turn_outcome(acquire.session, acquire.turn)
         if outcome in ("cancelled", "error"):
+            how = "failed" if outcome == "error" else f"was cancelled {_where_cut(trace, acquire)}"
             violations.append(
                 Violation(
                     "R7",
-                    f"session {acquire.session} turn {acquire.turn} ended ({outcome}) and its slot on replica "
-                    f"{replica} was never given back",
+                    f"session {acquire.session} turn {acquire.turn} {how}, and its slot on replica {replica} was never "
+                    f"given back",
                     acquire.session,
+                    acquire.number,
                 )
             )
     return violations
+
+
+def _where_cut(trace: Trace, acquire: Acquire) -> str:
+    """Where a call was when it was cancelled: as far as what it acquired this slot for had come."""
+    attempts = trace.ledger.sessions[acquire.session].turns[acquire.turn].attempts
+    if acquire.ordinal >= len(attempts):
+        return "while it acquired a server"
+    if attempts[acquire.ordinal].delivered is not None:
+        return f"after attempt {acquire.ordinal} had been answered"
+    return "while it decoded"
 
 
 INVARIANTS = (

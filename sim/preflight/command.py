@@ -40,7 +40,8 @@ def preflight(
     """Would this vLLM or verl configuration start, and what would the engine silently do with it?
 
     WORDS are vLLM flags (--max-num-batched-tokens 8192 --no-enable-chunked-prefill), verl settings
-    (actor_rollout_ref.rollout.enable_chunked_prefill=False), or one directory to scan for launch scripts.
+    (actor_rollout_ref.rollout.enable_chunked_prefill=False), or one file (a launch script, YAML, a CI workflow), or one
+    directory to scan for such files.
     """
     try:
         target = read_targets(targets)

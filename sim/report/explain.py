@@ -2,27 +2,31 @@
 
 import itertools
 import traceback
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.case import AfterSent, AfterTokens, AtTime, Case, Every, Fault, When
+from sim.case import AfterSent, AfterTokens, AtTime, Case, Every, Fault, When, explicit_limit
 from sim.invariants import INVARIANTS, Violation, judge
-from sim.invariants.budget import turn_budget_tokens, used_before_tokens
-from sim.invariants.lifecycle import failures_of_itself
+from sim.invariants.budget import turn_budget_tokens, usable, used_before_tokens
+from sim.invariants.lifecycle import failures_of_itself, odd_config
+from sim.invariants.routing import Replay
 from sim.rolling import Findings, RollingTrace
 from sim.search.campaign import Find
 from sim.search.compare import DIFFERS
 from sim.sut.interface import Sut
-from sim.trace import Attempt, FaultFired, Trace, TurnRecord, WorldEnded
+from sim.trace import Attempt, FaultFired, Message, Trace, TurnRecord, WorldEnded
 from sim.world import run_world
 
 MOST_TURNS_SHOWN = 12
 MOST_ATTEMPTS_SHOWN = 16
 MOST_FRAMES_SHOWN = 3
 MOST_VIOLATIONS_SHOWN = 6
+MESSAGES_AROUND = 4, 5
+"""Messages to the balancer that are shown before and after the one that is evidence."""
 _BAR_COLUMNS = 56
+_COUNTS_CHARS = 60
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
@@ -146,7 +150,7 @@ def _sum_line(case: Case, trace: Trace, session: int, turn: TurnRecord) -> str:
     budget = turn_budget_tokens(case, session)
     line = f"decoded {spelled} = {total}" if len(parts) + bool(used) > 1 else f"decoded {spelled}"
     if budget is None:
-        return f"{line}; the client's config gives no budget"
+        return line
     if total > budget:
         return f"{line}; budget {budget}; overrun {total - budget}"
     return f"{line}; budget {budget}"
@@ -196,7 +200,8 @@ def why_it_overran(case: Case, turn: TurnRecord) -> str:
 
 def turn_report(case: Case, trace: Trace, session: int, turn: TurnRecord) -> str:
     """One turn: table, sum, and for an overrun the bar and the cause."""
-    lines = [f"session {session} turn {turn.started.turn}: prompt {turn.started.prompt_tokens} tokens"]
+    head = f"session {session} turn {turn.started.turn}: prompt {turn.started.prompt_tokens} tokens"
+    lines = [f"{head}; {spelled_budget(case, session)}"]
     if turn.attempts:
         lines.append(attempts_table(case, turn))
     lines.append("  " + _sum_line(case, trace, session, turn))
@@ -210,6 +215,94 @@ def turn_report(case: Case, trace: Trace, session: int, turn: TurnRecord) -> str
     if ended is not None and ended.outcome != "ok":
         lines.append(f"  the client's call was cut: {ended.outcome}{f' ({ended.error})' if ended.error else ''}")
     return "\n".join(lines)
+
+
+def spelled_budget(case: Case, session: int) -> str:
+    """What a session may use, and who says so: `budget 2 (the caller's max_tokens)`."""
+    limit, budget = explicit_limit(case, session), case.budget
+    if limit is not None:
+        key = "max_tokens and max_new_tokens" if limit.spelling == "both" else limit.spelling
+        return f"budget {limit.tokens} (the caller's {key})"
+    if not usable(budget.client_response_length):
+        return f"no budget ({odd_config(case)})"
+    whose = "response_length" if budget.policy == "turn" else "response_length, of all turns"
+    return f"budget {budget.client_response_length} ({whose})"
+
+
+class MessageRow(NamedTuple):
+    """A message to the balancer in a table. `marked`: the invariants that it is the evidence for."""
+
+    marked: str
+    number: str
+    time: str
+    kind: str
+    session: str
+    replica: str
+    shown: str
+    truth: str
+
+
+MESSAGE_HEADS = MessageRow("", "message", "time", "kind", "session", "replica", "counts shown", "truth")
+
+
+def message_rows(case: Case, trace: Trace, violations: Sequence[Violation]) -> list[MessageRow]:
+    """The balancer's messages around the first violation of each routing invariant, and the last of all; what lies
+    between is one row of dots. Counts are those of the replicas in their order, after the message."""
+    marks: dict[int, list[str]] = {}
+    wanted: set[int] = set()
+    messages = [event for event in trace.events if isinstance(event, Message)]
+    firsts = {violation.invariant: violation for violation in reversed(violations) if _is_of_routing(violation)}
+    for invariant, violation in sorted(firsts.items()):
+        at = violation.balancer_message
+        if at is None:  # about all choices together
+            wanted.update(range(MESSAGES_AROUND[0] + MESSAGES_AROUND[1]))
+        else:
+            marks.setdefault(at, []).append(invariant)
+            wanted.update(range(at - MESSAGES_AROUND[0], at + MESSAGES_AROUND[1] + 1))
+    if not wanted:
+        return []
+    wanted.add(len(messages) - 1)
+    rows: list[MessageRow] = []
+    replay, last = Replay(case), -1
+    for number, message in enumerate(messages):
+        replay.handle(message)
+        if number not in wanted:
+            continue
+        if number > last + 1:
+            rows.append(MessageRow("", "…", "", "", "", "", "", ""))
+        last = number
+        truth = (str(low) if low == high else f"{low} to {high}" for low, high in replay.truth())
+        rows.append(
+            MessageRow(
+                ", ".join(marks.get(number, ())),
+                str(number),
+                f"{message.t_ns / 1e9:g} s",
+                message.kind if message.error is None else f"{message.kind}: {message.error}",
+                "" if message.session is None else str(message.session),
+                ", ".join(map(str, message.replicas)),
+                "none" if message.loads is None else _listed("–" if n is None else str(n) for n in message.loads),
+                _listed(truth),
+            )
+        )
+    return rows
+
+
+def _listed(counts: Iterable[str]) -> str:
+    """Counts in a line, of very many replicas the first ones."""
+    text = ", ".join(counts)
+    return text if len(text) <= _COUNTS_CHARS else f"{text[:_COUNTS_CHARS]}…"
+
+
+def _is_of_routing(violation: Violation) -> bool:
+    return violation.invariant in INVARIANTS and INVARIANTS[violation.invariant].kind == "routing"
+
+
+def _messages_section(case: Case, trace: Trace, violations: Sequence[Violation]) -> str:
+    rows = message_rows(case, trace, violations)
+    if not rows:
+        return ""
+    shown = [row._replace(marked=f"{row.marked} →" if row.marked else "") for row in rows]
+    return "messages to the balancer\n" + table([MESSAGE_HEADS, *shown], "  ")
 
 
 def settings_line(case: Case) -> str:
@@ -234,13 +327,18 @@ def schedule_line(case: Case) -> str:
     return f"schedule: FIFO but for {count} deviation{'s' * (count > 1)} ({places}): a race"
 
 
-def world_report(case: Case, sut: Sut, trace: Trace, violations: Sequence[Violation]) -> str:
-    """The whole world: settings, faults, the turns (those in violation first where there are many), verdicts."""
+def world_report(
+    case: Case, sut: Sut, trace: Trace, violations: Sequence[Violation], told: set[str] | None = None
+) -> str:
+    """The whole world: settings, faults, the turns (those in violation first where there are many), verdicts.
+
+    `told`: the places that exceptions came from, told so far; such a traceback is told once.
+    """
     sections = [f"{sut.key}\n{settings_line(case)}\n{schedule_line(case)}"]
     failures = failures_of_itself(trace)
     if failures:
         placed = (failure for failure in failures if (failure[0], failure[1].started.turn) in trace.raised)
-        sections.insert(0, _raised_section(trace, *next(placed, failures[0])))
+        sections.insert(0, _raised_section(case, trace, *next(placed, failures[0]), set() if told is None else told))
     if case.faults:
         sections.append(_faults_section(case, trace))
     turns = list(trace.ledger.turns())
@@ -249,6 +347,9 @@ def world_report(case: Case, sut: Sut, trace: Trace, violations: Sequence[Violat
     sections += [turn_report(case, trace, session, turn) for session, turn in turns[:MOST_TURNS_SHOWN]]
     if len(turns) > MOST_TURNS_SHOWN:
         sections.append(f"… and {len(turns) - MOST_TURNS_SHOWN} more turns")
+    messages = _messages_section(case, trace, violations)
+    if messages:
+        sections.append(messages)
     end = trace.events[-1]
     assert isinstance(end, WorldEnded)
     sections.append(f"the world ended at {end.t_ns / 1e9:g} s: {end.reason}")
@@ -256,14 +357,21 @@ def world_report(case: Case, sut: Sut, trace: Trace, violations: Sequence[Violat
     return "\n\n".join(sections)
 
 
-def _raised_section(trace: Trace, session: int, turn: TurnRecord) -> str:
-    """What the client under test raised, and from where: the last lines of its traceback."""
+def _raised_section(case: Case, trace: Trace, session: int, turn: TurnRecord, told: set[str]) -> str:
+    """What the client under test raised, and from where: the last lines of its traceback, unless they were told."""
     assert turn.ended is not None, "only a call that ended can have raised"
-    lines = [f"your client raised {turn.ended.error} (session {session} turn {turn.started.turn})"]
+    error, where = turn.ended.error, f"session {session} turn {turn.started.turn}"
+    if trace.factory_raised:
+        lines = [f"{error}, and so each call fails; {odd_config(case)}"]
+    else:
+        lines = [f"your client raised {error} ({where})"]
     stack = trace.raised.get((session, turn.started.turn))
     if stack:
         frames = stack[-MOST_FRAMES_SHOWN:]
-        lines += [line.rstrip() for line in "".join(traceback.format_list(frames)).splitlines()]
+        origin = [line.rstrip() for line in "".join(traceback.format_list(frames)).splitlines()]
+        where = "\n".join(origin[-2:])
+        lines += ["  from the same place as above"] if where in told else origin
+        told.add(where)
     return "\n".join(lines)
 
 
@@ -291,11 +399,12 @@ def large_report(case: Case, sut: Sut, findings: Findings) -> str:
     return "\n\n".join(sections)
 
 
-def find_report(sut: Sut, find: Find) -> str:
-    """The world of a find. One that does not show it again (a SUT that breaks D1) is reported as it was seen."""
+def find_report(sut: Sut, find: Find, told: set[str] | None = None) -> str:
+    """The world of a find. One that does not show it again (a SUT that breaks D1) is reported as it was seen.
+    `told`: as in `world_report`."""
     trace = run_world(find.case, sut)
     violations = [violation for violation in judge(find.case, trace) if violation.invariant == find.invariant]
-    return world_report(find.case, sut, trace, violations or [Violation(find.invariant, find.message)])
+    return world_report(find.case, sut, trace, violations or [Violation(find.invariant, find.message)], told)
 
 
 def _faults_section(case: Case, trace: Trace) -> str:

@@ -46,6 +46,7 @@ def page(subject: Subject) -> str:
         _tiles(subject),
         _section("In time", _timeline(subject, spans)),
         _section("Responses", "".join(_turns(subject, spans))),
+        _messages(subject),
         _section("Faults", _faults(subject)) if subject.case.faults else "",
         _section("Schedule", _schedule(subject)),
         f"<footer>digest {subject.trace.digest()} · {len(subject.trace.events):,} events · "
@@ -209,6 +210,7 @@ def _turns(subject: Subject, spans: Sequence[Span]) -> Iterable[str]:
 def _turn(subject: Subject, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
     case = subject.case
     head = f"session {session}" + (f", turn {turn.started.turn}" if len(case.session(session).turns) > 1 else "")
+    head += f" · {escape(explain.spelled_budget(case, session))}"
     rows = []
     for span in spans:
         sent, attempt = span.attempt.sent, span.attempt
@@ -285,6 +287,17 @@ def _budget_bar(subject: Subject, session: int, turn: TurnRecord, spans: Sequenc
 
 
 # Bottom
+
+
+def _messages(subject: Subject) -> str:
+    """The balancer's messages around what breaks a routing invariant."""
+    rows = explain.message_rows(subject.case, subject.trace, subject.violations)
+    if not rows:
+        return ""
+    head = "".join(f"<th>{name}</th>" for name in explain.MESSAGE_HEADS)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return _section("Messages to the balancer", table)
 
 
 def _faults(subject: Subject) -> str:

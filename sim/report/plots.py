@@ -39,7 +39,7 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise PlotError("--plot needs matplotlib, which is not installed: pip install 'rollcage[plots]'") from None
+        raise PlotError("--plot needs matplotlib, which is not installed: pip install matplotlib") from None
 
 
 def draw(

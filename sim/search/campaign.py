@@ -90,12 +90,41 @@ class Campaign:
     finds: list[Find] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     noted: dict[str, "Noted"] = field(default_factory=dict)
+    decoded: bool = False
+    """Whether any world decoded a token."""
+    some_turn_ended_well: bool = False
+    an_error: str = ""
+    """How one of the calls failed."""
     interrupted: bool = False
     breakdown: Breakdown | None = None
 
     @property
     def worlds_per_s(self) -> float:
         return (self.worlds + self.shrink_worlds) / self.seconds if self.seconds else 0.0
+
+    @property
+    def idle(self) -> str:
+        """How the client did nothing in all these worlds, so that little was tested; empty where it did something."""
+        if not self.worlds:
+            return ""
+        if self.decoded and self.some_turn_ended_well:
+            return ""
+        worlds = f"in {self.worlds} world{'s' * (self.worlds != 1)}"
+        failed = f", and calls failed, as with {self.an_error}" if self.an_error else ""
+        if self.decoded:
+            return f"{worlds} no call of the client ended well{failed}"
+        return f"{worlds} no token was decoded{failed}: the client was hardly tested"
+
+    def watch(self, trace: Trace) -> None:
+        """Sees whether something happens."""
+        if self.decoded and self.some_turn_ended_well:
+            return
+        for _, turn in trace.ledger.turns():
+            self.decoded |= turn.decoded_tokens > 0
+            if turn.ended is not None and turn.ended.outcome == "error":
+                self.an_error = self.an_error or turn.ended.error or ""
+            elif turn.ended is not None and turn.ended.outcome == "ok":
+                self.some_turn_ended_well = True
 
     def add(self, part: "Campaign") -> None:
         """Takes over what another part of the same search did."""
@@ -104,6 +133,9 @@ class Campaign:
         self.seconds += part.seconds
         self.finds += part.finds
         self.seen |= part.seen
+        self.an_error = self.an_error or part.an_error
+        self.decoded |= part.decoded
+        self.some_turn_ended_well |= part.some_turn_ended_well
         self.interrupted |= part.interrupted
         self.breakdown = self.breakdown or part.breakdown
 
@@ -170,6 +202,7 @@ class _Search:
         try:
             world = World(case, campaign.sut)
             trace = world.run()
+            campaign.watch(trace)
             found = judge(case, trace, self.numbers) if self.compare is None else self.compare(case, trace)
             if self.compare is None and "D1" in self.numbers and self._due_twice():
                 found += check_same_digest(trace, run_world(case, campaign.sut))

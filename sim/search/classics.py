@@ -63,7 +63,11 @@ CLASSICS = (
         Case(_BUDGET, (Session(2, limit=Limit("max_tokens", 5)),), (AbortAll(AfterTokens(0, 3), 0),)),
     ),
     Classic("a limit of 0", ("B6",), Case(_BUDGET, (Session(2, limit=Limit("max_tokens", 0)),))),
-    Classic("a config without response_length", ("B8",), Case(Budget(4, 10, client_view=ClientView()), (Session(2),))),
+    Classic(
+        "a config without response_length",
+        ("B8", "A9"),
+        Case(Budget(4, 10, client_view=ClientView()), (Session(2),)),
+    ),
     Classic(
         "two replicas and a weight update",
         ("B1", "S2"),
@@ -104,6 +108,12 @@ CLASSICS = (
         "cancelled while it generates",
         ("R7",),
         Case(_ROUTING_BUDGET, (Session(1),), (CancelClient(AfterTokens(0, 4), 0),), replicas=2),
+    ),
+    Classic(
+        # What is released twice for the first is taken from the second, which is at work.
+        "one of two cancelled while it decodes",
+        ("R3",),
+        Case(_ROUTING_BUDGET, (Session(1), Session(1)), (CancelClient(AfterTokens(0, 4), 0),)),
     ),
     Classic(
         "an answer that takes longer than a client may wait",

@@ -110,7 +110,7 @@ def _reduced(data: Any, path: Path) -> Iterator[Any]:
         return changed
 
     value = functools.reduce(lambda inside, key: inside[key], path, data)
-    if value not in ({}, [], None):
+    if value not in ([], None) and (value != {} or isinstance(path[-1], str)):
         yield put()
     if isinstance(value, int | float) and not isinstance(value, bool):
         lower = dict.fromkeys((0, 1, value // 2, value - 1))

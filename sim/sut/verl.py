@@ -19,6 +19,7 @@ _HOMES = (
     "verl.workers.rollout.router",
     "verl.experimental.fully_async_policy.fully_async_rollouter",
 )
+_INSTALL = "in a clone, with Python below 3.13: pip install '.[verl]', or uv run --python 3.12 --extra verl …"
 _BALANCER_METHODS = ("acquire_server", "release_server", "add_servers", "remove_servers", "get_status")
 
 
@@ -30,7 +31,12 @@ def load(name: str) -> Sut:
     try:
         package = importlib.import_module("verl")
     except ImportError as error:
-        raise SutError(f"SUT {name!r} needs the package verl (pip install 'rollcage[verl]'): {error}") from error
+        missing = _missing(error)
+        if missing is None:
+            raise SutError(f"SUT {name!r}: verl cannot be imported: {error}") from error
+        if missing == "verl":
+            raise SutError(f"SUT {name!r} needs the package verl, which is not installed: {_INSTALL}") from error
+        raise _lacks(name, missing) from error
     client = _find(name, _CLIENTS[name])
     generate = getattr(client, "generate", None)
     parameters = inspect.signature(generate).parameters if generate is not None else {}
@@ -50,17 +56,30 @@ def load(name: str) -> Sut:
     return Sut(name, f"{name}=={_version(package)}", make)
 
 
+def _missing(error: ImportError) -> str | None:
+    """The package that is not installed; None where it is something else."""
+    return error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else None
+
+
+def _lacks(name: str, package: str) -> SutError:
+    return SutError(f"SUT {name!r}: verl is installed, and the package {package}, which it imports, is not: {_INSTALL}")
+
+
 def _find(name: str, wanted: str) -> Any:
-    failures = []
+    failures, missing = [], None
     for home in _HOMES:
         try:
             found = getattr(importlib.import_module(home), wanted, None)
         except ImportError as error:
             failures.append(f"{home}: {error}")
+            if _missing(error) not in (None, "verl"):
+                missing = missing or _missing(error)
             continue
         if found is not None:
             return found
         failures.append(f"{home}: not there")
+    if missing is not None:
+        raise _lacks(name, missing)
     raise SutError(f"SUT {name!r} cannot be driven: no {wanted} in verl ({'; '.join(failures)})")
 
 

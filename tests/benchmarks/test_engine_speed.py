@@ -83,7 +83,7 @@ def test_leaping(benchmark: Any, name: str) -> None:
 
 @pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None,
-    reason="beside the real scheduler where vLLM is installed (pip install 'rollcage[vllm]')",
+    reason="beside the real scheduler where vLLM is installed (pip install '.[vllm]')",
 )
 @pytest.mark.parametrize("name", LOADS)
 def test_beside_the_installed_scheduler(benchmark: Any, name: str) -> None:

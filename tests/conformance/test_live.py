@@ -15,7 +15,7 @@ from tests.conformance.scenarios import random_scenario
 
 if importlib.util.find_spec("vllm") is None:
     pytest.skip(
-        "the engine is compared with the real one where vLLM is installed (pip install 'rollcage[vllm]')",
+        "the engine is compared with the real one where vLLM is installed (pip install '.[vllm]')",
         allow_module_level=True,
     )
 

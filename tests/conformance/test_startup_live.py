@@ -17,7 +17,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 pytest.importorskip(
     "vllm",
-    reason="start-up rules are held against the real engine where vLLM is installed (pip install 'rollcage[vllm]')",
+    reason="start-up rules are held against the real engine where vLLM is installed (pip install '.[vllm]')",
 )
 
 import vllm

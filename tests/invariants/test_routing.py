@@ -19,11 +19,14 @@ from sim.case import (
     RemoveReplica,
     Router,
     Session,
+    Transport,
     Turn,
     WeightUpdate,
 )
 from sim.invariants import INVARIANTS, judge, routing
 from sim.invariants.routing import routing_log
+from sim.sut.interface import Sut
+from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Message, Trace, TurnEnded, TurnStarted, WorldEnded
 from sim.world import run_world
@@ -68,7 +71,7 @@ SMALLEST = {
     "leaks-slot": (
         "R7",
         Case(BUDGET, (ONE,), (CancelClient(AfterTokens(0, 3), 0),)),
-        "session 0 turn 0 ended (cancelled) and its slot on replica 0 was never given back",
+        "session 0 turn 0 was cancelled while it decoded, and its slot on replica 0 was never given back",
     ),
 }
 
@@ -210,11 +213,40 @@ def test_r3_at_rest_nothing_is_in_flight():
     assert wrong == {"R3": ["at rest replica 0 still counts a request of session 0, whose turn 0 ended well"]}
 
 
-@pytest.mark.parametrize("outcome", ["cancelled", "error"])
-def test_r7_is_for_turns_that_did_not_end_well(outcome):
+@pytest.mark.parametrize(
+    ("outcome", "how"), [("cancelled", "was cancelled while it acquired a server"), ("error", "failed")]
+)
+def test_r7_is_for_turns_that_did_not_end_well(outcome, how):
     wrong, _ = log(acquire(0, 0), outcome=outcome)
-    assert wrong == {"R7": [f"session 0 turn 0 ended ({outcome}) and its slot on replica 0 was never given back"]}
+    assert wrong == {"R7": [f"session 0 turn 0 {how}, and its slot on replica 0 was never given back"]}
     assert log(acquire(0, 0), release(0, 0), outcome=outcome)[0] == {}
+
+
+CANCELLED = {
+    "while it acquired a server": Case(
+        BUDGET, (Session(1),), (CancelClient(AtTime(0.1), 0),), transport=Transport(balancer_delay_s=0.25)
+    ),
+    "while it decoded": Case(BUDGET, (Session(1),), (CancelClient(AfterTokens(0, 3), 0),)),
+    "after attempt 0 had been answered": Case(
+        BUDGET, (Session(1),), (AbortAll(AfterTokens(0, 3), 0), CancelClient(AtTime(0.5), 0))
+    ),
+}
+
+
+@pytest.mark.parametrize("where", CANCELLED)
+def test_r7_says_where_a_call_was_when_it_was_cancelled(where):
+    class Leaking(PinnedClient):
+        async def attempt(self, request_id, prompt_ids, sampling_params, **kwargs):
+            _, server = await self.balancer.acquire_server.remote(request_id=request_id)
+            return await server.generate.remote(
+                request_id=request_id, prompt_ids=prompt_ids, sampling_params=sampling_params
+            )
+
+    leaking = Sut("leaking", "leaking", lambda context: Leaking(context.config, context.balancer))
+    (message,) = [
+        v.message for v in judge(CANCELLED[where], run_world(CANCELLED[where], leaking)) if v.invariant == "R7"
+    ]
+    assert message == f"session 0 turn 0 was cancelled {where}, and its slot on replica 0 was never given back"
 
 
 @pytest.mark.parametrize("outcome", ["ok", "cancelled"])

@@ -124,7 +124,7 @@ def release() -> verl.Release:
     try:
         return installed.release()
     except PreflightError:
-        pytest.skip("the table of releases is held against verl where that is installed (pip install 'rollcage[verl]')")
+        pytest.skip("the table of releases is held against verl where that is installed (pip install '.[verl]')")
 
 
 def test_the_table_says_what_the_package_does(release: verl.Release) -> None:

@@ -13,6 +13,7 @@ from sim.case import (
     AtTime,
     Budget,
     Case,
+    ClientView,
     Limit,
     Schedule,
     Session,
@@ -212,3 +213,81 @@ def test_very_many_attempts_that_differ_are_cut_in_the_middle():
     assert "  … 30 attempts in all" in text
     rows = [line.split()[0] for line in text.splitlines() if line.endswith(("abort", "length"))]
     assert rows == [str(number) for number in (*range(8), *range(22, 30))]
+
+
+# Evidence for routing
+
+
+def shown_messages(text):
+    """The table's rows, cell by cell."""
+    lines = text.split("messages to the balancer\n")[1].split("\n\n")[0].splitlines()
+    return [" ".join(line.split()) for line in lines]
+
+
+def test_the_messages_around_a_wrong_count_are_shown_and_the_wrong_one_is_marked():
+    rows = shown_messages(report(corpus.read(CORPUS / "added-while-live.json").case, "reference:zeroes-count"))
+    assert rows[0] == "message time kind session replica counts shown truth"
+    assert "R3 → 10 0.15 s add_servers 0 0, 5 5, 5" in rows
+    assert "R1 → 12 0.21 s acquire_server 11 0 2, 5 7, 5" in rows
+    assert rows[-2:] == ["…", "31 0.88 s rest 0, 0 0, 0"]
+    assert sum("→" in row for row in rows) == 2
+
+
+def test_a_replica_that_was_removed_has_no_count():
+    rows = shown_messages(
+        report(corpus.read(CORPUS / "removed-under-session.json").case, "reference:routes-to-removed")
+    )
+    assert "R5 → 3 1.02 s acquire_server 0 0 –, 0 1, 0" in rows
+
+
+def test_for_a_favourite_the_first_messages_are_shown():
+    rows = shown_messages(report(corpus.read(CORPUS / "ties-in-a-row.json").case, "reference:favourite"))
+    assert rows[1] == "0 0 s acquire_server 0 0 1, 0, 0, 0 1, 0, 0, 0"
+    assert not any("→" in row for row in rows)
+
+
+def test_where_no_routing_invariant_is_violated_there_are_no_messages():
+    assert "messages to the balancer" not in report(corpus.read(CORPUS / "overrun-136.json").case)
+    assert "messages to the balancer" not in report(corpus.read(CORPUS / "added-while-live.json").case, CLEAN)
+
+
+# Whose budget
+
+
+@pytest.mark.parametrize(
+    ("session", "budget", "told"),
+    [
+        (Session(2), Budget(4, 10), "budget 10 (response_length)"),
+        (Session(2), Budget(4, 10, policy="trajectory"), "budget 10 (response_length, of all turns)"),
+        (Session(2, limit=Limit("max_tokens", 2)), Budget(4, 10), "budget 2 (the caller's max_tokens)"),
+        (Session(2, limit=Limit("both", 0)), Budget(4, 10), "budget 0 (the caller's max_tokens and max_new_tokens)"),
+        (
+            Session(2),
+            Budget(4, 10, client_view=ClientView()),
+            "no budget (this world's config lacks response_length, on purpose)",
+        ),
+        (
+            Session(2),
+            Budget(4, 10, client_view=ClientView(-1)),
+            "no budget (this world's config has response_length -1, on purpose)",
+        ),
+    ],
+)
+def test_a_session_says_what_its_budget_is_and_whose(session, budget, told):
+    assert f"session 0 turn 0: prompt 2 tokens; {told}\n" in report(Case(budget, (session,)), CLEAN)
+
+
+def test_one_origin_of_exceptions_is_told_once():
+    class Failing(PinnedClient):
+        async def generate(self, request_id, **kwargs):
+            raise KeyError(request_id)
+
+    failing = Sut("failing", "failing", lambda context: Failing(context.config, context.balancer))
+    told = set()
+    finds = [Find(number, "", Case(Budget(4, 10), (Session(2),))) for number in ("A9", "A1")]
+    first, second = (explain.find_report(failing, find, told) for find in finds)
+    assert "raise KeyError(request_id)" in first
+    assert "raise KeyError(request_id)" not in second
+    assert second.startswith(
+        "your client raised KeyError: 'session-0' (session 0 turn 0)\n  from the same place as above"
+    )

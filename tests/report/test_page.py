@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import pytest
 from click.testing import CliRunner
 
-from sim.case import AtTime, Budget, CancelClient, Case, Schedule, Session, Turn, WeightUpdate
+from sim.case import AddReplica, AfterSent, AtTime, Budget, CancelClient, Case, Schedule, Session, Turn, WeightUpdate
 from sim.cli import main
 from sim.invariants import judge
 from sim.report.page import Subject, page
@@ -69,6 +69,14 @@ def test_it_tells_what_the_terminal_tells():
     assert what.trace.digest() in text
     assert f"{len(what.deviations):,} deviations" in text
     assert "weight_update (pause_s 1) at 0.045 s" in text
+
+
+def test_the_messages_around_a_wrong_count_are_there_too():
+    case = Case(Budget(8, 8), (Session(1),), (AddReplica(AfterSent(0, 1), 0),))
+    text = page(subject(case, "reference:zeroes-count"))
+    assert "Messages to the balancer" in checked(text)
+    assert "<td>R3</td><td>1</td><td>0 s</td><td>add_servers</td><td></td><td>0</td><td>0</td><td>1</td>" in text
+    assert "Messages to the balancer" not in checked(page(subject(case, "reference:pinned")))
 
 
 @pytest.mark.parametrize("sut", ["reference:pinned", "reference:stuck-gate", "reference:loses-tokens"])

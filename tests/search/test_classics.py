@@ -49,6 +49,22 @@ class ImpatientClient(PinnedClient):
         return output
 
 
+class TwiceReleasingClient(PinnedClient):
+    """Releases when it is cancelled, and once more as always."""
+
+    async def attempt(self, request_id, prompt_ids, sampling_params, **kwargs):
+        server_id, server = await self.acquire(request_id)
+        try:
+            return await server.generate.remote(
+                request_id=request_id, prompt_ids=prompt_ids, sampling_params=sampling_params
+            )
+        except asyncio.CancelledError:
+            self.balancer.release_server.remote(server_id=server_id)
+            raise
+        finally:
+            self.balancer.release_server.remote(server_id=server_id)
+
+
 class SimplyAcquiringClient(PinnedClient):
     """Does not think of a slot that is granted to a call which was cancelled meanwhile (verl 0.9.1)."""
 
@@ -60,8 +76,15 @@ def forgetting_epochs(context):
     return PinnedClient(context.config, context.make_balancer(ForgettingEpochsBalancer))
 
 
+def needing_a_response_length(context):
+    assert context.config.actor_rollout_ref.rollout.response_length
+    return PinnedClient(context.config, context.balancer)
+
+
 OWN = {
+    "a config without response_length": needing_a_response_length,
     "cancelled while it acquires": lambda context: SimplyAcquiringClient(context.config, context.balancer),
+    "one of two cancelled while it decodes": lambda context: TwiceReleasingClient(context.config, context.balancer),
     "an answer that takes longer than a client may wait": lambda c: ImpatientClient(c.config, c.balancer),
     "a release lost until its replica is back": forgetting_epochs,
 }
@@ -79,7 +102,7 @@ def test_a_classic_shows_what_it_is_meant_for(name):
     classic = BY_NAME[name]
     suts = [load_sut(f"reference:{bug}") for bug, each in PLANTED.items() if each.invariant in classic.meant_for]
     if name in OWN:
-        suts = [Sut(name, name, OWN[name])]
+        suts.append(Sut(name, name, OWN[name]))
     shown = set().union(*(broken_by(classic.case, sut) for sut in suts))
     assert set(classic.meant_for) <= shown
 
@@ -99,6 +122,14 @@ def test_every_planted_bug_is_caught_before_a_world_is_drawn(bug, monkeypatch):
     (find,) = search(load_sut(f"reference:{bug}"), kind, worlds=worlds, numbers=(number,)).finds
     assert not find.is_race
     assert judge(find.case, run_world(find.case, load_sut(CLEAN))) == []
+
+
+def test_a_double_release_on_cancel_is_found_in_the_classics(monkeypatch):
+    monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 0)
+    twice = Sut("twice", "twice", OWN["one of two cancelled while it decodes"])
+    (find,) = search(twice, "routing", worlds=4 * len(classic_cases(["routing"])), numbers=("R3",)).finds
+    assert len(find.case.sessions) == 2
+    assert "counts 0 requests on replica 0; 1 are acquired and not released" in find.message
 
 
 def test_only_those_of_the_kinds_asked_for_are_run():

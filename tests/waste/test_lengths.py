@@ -32,7 +32,7 @@ def table(tmp_path):
 
 @pytest.fixture
 def parquet(tmp_path):
-    arrow = pytest.importorskip("pyarrow", reason="needs the extra parquet (pip install 'rollcage[parquet]')")
+    arrow = pytest.importorskip("pyarrow", reason="needs the extra parquet (pip install '.[parquet]')")
     from pyarrow import parquet
 
     path = tmp_path / "mine.parquet"
@@ -82,7 +82,7 @@ def test_json_lines_may_be_pairs(tmp_path):
 )
 def test_what_cannot_be_read_is_named(tmp_path, name, content, says):
     if name.endswith(".parquet"):
-        pytest.importorskip("pyarrow", reason="needs the extra parquet (pip install 'rollcage[parquet]')")
+        pytest.importorskip("pyarrow", reason="needs the extra parquet (pip install '.[parquet]')")
     path = tmp_path / name
     path.write_text(content)
     with pytest.raises(LengthsError) as error:

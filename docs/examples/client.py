@@ -1,0 +1,115 @@
+"""A complete rollout client that breaks no invariant. Copy it, or put your own against it:
+
+rollcage hunt --sut docs.examples.client:build
+pytest properties/ --sut docs.examples.client:build
+"""
+
+import asyncio
+import itertools
+import logging
+from dataclasses import dataclass, field
+
+logger = logging.getLogger(__name__)
+
+LIMITS = ("max_tokens", "max_new_tokens")  # SGLang spells it max_new_tokens
+ABORTED = ("aborted", "abort")  # SGLang says abort
+RESUME_AFTER_S = 1.0
+
+
+def build(context):
+    return Client(context.config, context.balancer)
+
+
+@dataclass
+class Response:
+    token_ids: list = field(default_factory=list)
+    log_probs: list = field(default_factory=list)
+    stop_reason: str = "length"
+    extra_fields: dict = field(default_factory=dict)
+
+    def add(self, output):
+        """An attempt's answer; one of no tokens is an answer too."""
+        self.token_ids = self.token_ids + output.token_ids
+        self.log_probs = self.log_probs + (output.log_probs or [])
+        self.stop_reason = output.stop_reason
+        if output.token_ids:
+            version = output.extra_fields.get("global_steps")
+            self.extra_fields.setdefault("min_global_steps", version)
+            self.extra_fields["max_global_steps"] = version
+
+
+class Client:
+    def __init__(self, config, balancer):
+        self.config = config
+        self.balancer = balancer
+        self.numbers = itertools.count()
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params, **kwargs):
+        """One response, resumed after every abort, that uses its budget and no more."""
+        budget = self.budget(sampling_params)
+        response = Response()
+        while self.is_room(prompt_ids, response, budget):  # a budget of 0, or a full context, is no request at all
+            output = await self.attempt(
+                request_id, prompt_ids + response.token_ids, self.params(sampling_params, budget, response), **kwargs
+            )
+            response.add(output)
+            if output.stop_reason not in ABORTED or not self.config.async_training.partial_rollout:
+                return response
+            if self.is_room(prompt_ids, response, budget):
+                await asyncio.sleep(RESUME_AFTER_S)
+        response.stop_reason = "length"
+        return response
+
+    def budget(self, sampling_params):
+        """The caller's limit, be it lower or higher than response_length; else that. None: neither can be used."""
+        for key in LIMITS:
+            if sampling_params.get(key) is not None:
+                return sampling_params[key]
+        configured = getattr(self.config.actor_rollout_ref.rollout, "response_length", None)
+        if type(configured) is int and configured > 0:  # True is an int, and no length
+            return configured
+        logger.warning("response_length is %r, no positive integer: the server's default holds", configured)
+        return None
+
+    def params(self, sampling_params, budget, response):
+        """A copy, with what is left of the budget in the spelling that the caller used: the server's default would
+        grant a resume what was used already."""
+        params = {key: value for key, value in sampling_params.items() if key not in LIMITS}
+        if budget is not None:
+            key = next((key for key in LIMITS if key in sampling_params), LIMITS[0])
+            params[key] = budget - len(response.token_ids)
+        return params
+
+    def is_room(self, prompt_ids, response, budget):
+        used = len(response.token_ids)
+        context = self.config.actor_rollout_ref.rollout.max_model_len
+        return len(prompt_ids) + used < context and (budget is None or used < budget)
+
+    async def attempt(self, request_id, prompt_ids, params, **kwargs):
+        """One request, under an id of its own; the slot is given back whatever happens."""
+        server_id, server = await self.acquire(request_id)
+        try:
+            return await server.generate.remote(
+                request_id=f"{request_id}-{next(self.numbers)}",
+                prompt_ids=prompt_ids,
+                sampling_params=params,
+                **kwargs,
+            )
+        finally:
+            self.release(server_id)
+
+    async def acquire(self, request_id):
+        """A server. Who is cancelled while it waits for one is granted a slot all the same, and gives it back."""
+        answer = asyncio.ensure_future(self.balancer.acquire_server.remote(request_id=request_id))
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            answer.add_done_callback(self.give_back)
+            raise
+
+    def give_back(self, answer):
+        if not answer.cancelled() and answer.exception() is None:
+            self.release(answer.result()[0])
+
+    def release(self, server_id):
+        self.balancer.release_server.remote(server_id=server_id)

@@ -1,0 +1,68 @@
+"""The client in docs/examples is clean, and does what its users would hold it to."""
+
+import asyncio
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from sim import corpus
+from sim.case import Budget, Case, ClientView, Limit, Session
+from sim.invariants import KINDS, judge
+from sim.search.classics import classic_cases
+from sim.sut.registry import load_sut
+from sim.testing import search
+from sim.trace import Logged
+from sim.world import run_world
+
+ROOT = Path(__file__).parent.parent
+NAME = "docs.examples.client:build"
+
+
+@pytest.fixture
+def example(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    return load_sut(NAME)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hunt_finds_nothing(example, kind):
+    assert search(example, kind, worlds=300).finds == []
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_it_is_clean_in_the_classics(example, dialect):
+    for case in classic_cases(KINDS, dialect=dialect):
+        assert judge(case, run_world(case, example)) == []
+
+
+def test_it_passes_the_gate_of_the_corpus(example):
+    for path in sorted((ROOT / "properties" / "corpus").glob("*.json")):
+        assert corpus.replay(path, corpus.read(path), example).news == [], path.name
+
+
+@pytest.mark.parametrize(
+    ("budget", "limit", "decoded"),
+    [
+        (Budget(4, 10), None, [10]),
+        (Budget(4, 10), Limit("max_tokens", 3), [3]),
+        (Budget(4, 10), Limit("max_new_tokens", 25), [25]),
+        (Budget(4, 10), Limit("both", 0), []),
+        (Budget(4, 10, client_view=ClientView("9")), None, [10]),
+    ],
+)
+def test_whose_limit_holds(example, budget, limit, decoded):
+    trace = run_world(Case(budget, (Session(2, limit=limit),)), example)
+    assert [attempt.decoded_tokens for attempt in trace.ledger.attempts] == decoded
+    warned = [event.text for event in trace.events if isinstance(event, Logged)]
+    assert len(warned) == (budget.client_view is not None)
+    assert all("response_length" in text for text in warned)
+
+
+def test_it_needs_nothing_of_rollcage(example):
+    source = Path(importlib.import_module("docs.examples.client").__file__).read_text()
+    assert "import sim" not in source
+    assert "from sim" not in source
+    assert asyncio.iscoroutinefunction(importlib.import_module("docs.examples.client").Client.generate)
