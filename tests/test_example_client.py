@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 from sim import corpus
 from sim.case import Budget, Case, ClientView, Limit, Session
 from sim.invariants import KINDS, judge
+from sim.search import campaign as campaign_module
 from sim.search.classics import classic_cases
+from sim.sut.interface import Sut
 from sim.sut.registry import load_sut
 from sim.testing import search
 from sim.trace import Logged
@@ -59,6 +62,17 @@ def test_whose_limit_holds(example, budget, limit, decoded):
     warned = [event.text for event in trace.events if isinstance(event, Logged)]
     assert len(warned) == (budget.client_view is not None)
     assert all("response_length" in text for text in warned)
+
+
+def test_the_client_in_the_readme_breaks_what_the_readme_says(monkeypatch):
+    text = (ROOT / "README.md").read_text()
+    told = re.search(r"a hunt reports (B1) \(.*?\), (B2), (B6), (B8) and (R7)\.", " ".join(text.split()))
+    namespace = {}
+    exec(re.search(r"```python\n(# mine\.py.*?)```", text, re.DOTALL)[1], namespace)
+    monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 0)
+    mine = Sut("mine", "mine", namespace["build"])
+    finds = [find for kind in KINDS for find in search(mine, kind, worlds=60).finds]
+    assert tuple(find.invariant for find in finds) == told.groups()
 
 
 def test_it_needs_nothing_of_rollcage(example):

@@ -62,6 +62,8 @@ CLASSICS = (
         ("B4", "B10"),
         Case(_BUDGET, (Session(2, limit=Limit("max_tokens", 5)),), (AbortAll(AfterTokens(0, 3), 0),)),
     ),
+    # The server's default charges what goes beyond the prompt's allowance to the response.
+    Classic("a prompt beyond prompt_length", ("B2",), Case(_BUDGET, (Session(6),))),
     Classic("a limit of 0", ("B6",), Case(_BUDGET, (Session(2, limit=Limit("max_tokens", 0)),))),
     Classic(
         "a config without response_length",

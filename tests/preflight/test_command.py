@@ -166,3 +166,7 @@ def test_a_value_not_known_softens_the_verdict(tmp_path: Path) -> None:
     result = run(str(script))
     assert result.exit_code == 0
     assert "max_model_len is set to something not known here" in result.stdout
+
+
+def test_help_says_that_a_file_works_too() -> None:
+    assert "one file (a launch script, YAML, a CI workflow)" in " ".join(run("--help").stdout.split())

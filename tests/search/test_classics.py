@@ -14,7 +14,7 @@ from sim.search.compare import DIFFERS, against
 from sim.search.strategies import STRATEGIES, response_cases
 from sim.sut.interface import Sut
 from sim.sut.planted import PLANTED
-from sim.sut.reference.client import PinnedClient
+from sim.sut.reference.client import DeferredClient, PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut
 from sim.testing import search
@@ -82,6 +82,7 @@ def needing_a_response_length(context):
 
 
 OWN = {
+    "a prompt beyond prompt_length": lambda context: DeferredClient(context.config, context.balancer),
     "a config without response_length": needing_a_response_length,
     "cancelled while it acquires": lambda context: SimplyAcquiringClient(context.config, context.balancer),
     "one of two cancelled while it decodes": lambda context: TwiceReleasingClient(context.config, context.balancer),
