@@ -113,10 +113,11 @@ class Decodes:
             rounds = min(free_blocks // self.num_requests, max_ticks // block_size)
             num_ticks, num_blocks = rounds * block_size, rounds * self.num_requests
         phase = self.tick % block_size
-        for num_needing in map(len, self._phases_twice[phase : phase + block_size]):
+        for requests in self._phases_twice[phase : phase + block_size]:
+            num_needing = len(requests)
+            if num_blocks + num_needing > free_blocks or num_ticks == max_ticks:
+                break
             num_blocks += num_needing
-            if num_blocks > free_blocks or num_ticks == max_ticks:
-                return num_ticks, num_blocks - num_needing
             num_ticks += 1
         return num_ticks, num_blocks
 

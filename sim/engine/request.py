@@ -8,6 +8,7 @@ import msgspec
 from sim.tokens import TokenIds
 
 NOT_STEADY = -1
+_COMPACT = (range, TokenIds)
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +83,7 @@ class Request(msgspec.Struct, eq=False):
         prompt = request.prompt_token_ids
         return Request(
             request.request_id,
-            prompt if isinstance(prompt, range | TokenIds) else tuple(prompt),
+            prompt if isinstance(prompt, _COMPACT) else tuple(prompt),
             len(prompt),
             request.max_tokens,
             request.priority,
