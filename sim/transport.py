@@ -205,7 +205,7 @@ class BalancerHandle(_Handle):
         """The replicas that a message is about."""
         named: Iterable[Any] = ()
         if name == "acquire_server":
-            named = result[:1] if isinstance(result, tuple | list) else ()
+            named = result[:1] if isinstance(result, (tuple, list)) else ()
         elif name == "release_server":
             named = (kwargs.get("server_id", args[0] if args else None),)
         elif name in ("add_servers", "remove_servers"):

@@ -51,6 +51,7 @@ class Decodes:
 
     def join(self, requests: Iterable[Request]) -> None:
         tick, block_size, by_phase, by_finish_tick = self.tick, self.block_size, self._by_phase, self._by_finish_tick
+        finish_ticks = self._finish_ticks
         num_requests = num_tokens = num_blocks = 0
         for request in requests:
             num_computed_tokens, num_output_tokens = request.num_computed_tokens, request.num_output_tokens
@@ -69,7 +70,7 @@ class Decodes:
             else:
                 assert finish_tick > tick, "a finished request joined"
                 by_finish_tick[finish_tick] = {request: None}
-                heapq.heappush(self._finish_ticks, finish_tick)
+                heapq.heappush(finish_ticks, finish_tick)
         self.num_requests += num_requests
         self.num_blocks += num_blocks
         self._sum_of_origins_tokens += num_tokens - num_requests * tick

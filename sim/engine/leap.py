@@ -101,6 +101,8 @@ def _decode(scheduler: Scheduler, leap: Leap, max_steps: int, *, stop_after_fini
             if stop_after_finish:
                 break
             num_decodes = decodes.num_requests
+        elif kv_cache.only_length_matters and num_steps < max_steps:
+            continue  # who was preempted asks for more than it gave back, and holds back all behind it
         if num_steps == max_steps or not stays_out(scheduler):
             break
     if num_steps == first_step:
