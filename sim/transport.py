@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from sim.case import Transport
@@ -93,11 +93,12 @@ _SPELLED_CHARS = 60
 class _Fits:
     """Whether arguments fit a method: known by their number and names, so that it is worked out once for each kind."""
 
-    def __init__(self, what: str, method: Callable[..., Any]) -> None:
+    def __init__(self, what: str, function: Callable[..., Any], num_given: int) -> None:
         self._what = what
         self._signature: inspect.Signature | None = None
         with suppress(TypeError, ValueError):  # it does not show what it takes
-            self._signature = inspect.signature(method)
+            signature = inspect.signature(function)
+            self._signature = signature.replace(parameters=[*signature.parameters.values()][num_given:])
         self._known: set[tuple[int, tuple[str, ...]]] = set()
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -112,6 +113,17 @@ class _Fits:
             call = f"{self._what}.remote({_spelled_arguments(args, kwargs)})"
             raise TypeError(f"{call}: {error}; it takes ({taken})") from None
         self._known.add(kind)
+
+
+@lru_cache(maxsize=256)
+def _fits(what: str, function: Callable[..., Any], num_given: int) -> _Fits:
+    """One for all worlds. `num_given`: how many of its first arguments the caller does not give."""
+    return _Fits(what, function, num_given)
+
+
+def _fits_method(what: str, method: Callable[..., Any], num_given: int = 0) -> _Fits:
+    function = getattr(method, "__func__", None)
+    return _Fits(what, method, num_given) if function is None else _fits(what, function, num_given + 1)
 
 
 def _spelled_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -162,7 +174,7 @@ class ServerHandle(_Handle):
 
     def _sender(self, name: str) -> Callable[..., "asyncio.Future[Any]"]:
         if name == "generate":
-            fits = _Fits("server.generate", partial(self._server.generate, 0))
+            fits = _fits_method("server.generate", self._server.generate, num_given=1)
             return partial(self._wire.send_request, self._server, fits)
         return partial(self._wire.send_control, self._server, name)
 
@@ -182,7 +194,7 @@ class BalancerHandle(_Handle):
         """Messages that have not reached the balancer yet."""
 
     def _sender(self, name: str) -> Callable[..., "asyncio.Future[Any]"]:
-        fits = _Fits(f"balancer.{name}", getattr(self._balancer, name))
+        fits = _fits_method(f"balancer.{name}", getattr(self._balancer, name))
         return partial(self._wire.send_message, self, name, fits)
 
     def handle(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
