@@ -1,6 +1,7 @@
 """A balancer: least requests in flight, sticky sessions, replicas that come and go."""
 
 import random
+from collections import OrderedDict
 from typing import Any
 
 MOST_STICKY_SESSIONS = 100_000
@@ -20,7 +21,8 @@ class LeastLoadedBalancer:
         self._loads = dict.fromkeys(servers, 0)
         """The sums of `_in_flight`, for the replicas that are here."""
         self._earlier: dict[str, dict[str, int]] = {}
-        self._session_server: dict[str, str] = {}
+        self._session_server: OrderedDict[str, str] = OrderedDict()
+        """The longest unused first. A dict would have to look for it."""
         self._first_of_equals = tie_break == "first"
         self._sticky = sticky
 
@@ -47,8 +49,7 @@ class LeastLoadedBalancer:
 
     def _forget_the_longest_unused(self) -> None:
         """Nobody says when a session is over. One with a request in flight is not."""
-        longest_unused = next(iter(self._session_server))
-        name = self._session_server.pop(longest_unused)
+        longest_unused, name = self._session_server.popitem(last=False)
         if longest_unused in self._in_flight.get(name, ()):
             self._session_server[longest_unused] = name
 
