@@ -360,8 +360,10 @@ class World:
         self._to_begin: Iterator[int] = iter(range(case.num_sessions))
         self._sharers = Counter([params_owner(case, index) for index in range(len(case.sessions))])
         """How many sessions have one session's sampling params."""
-        self._shared_params: dict[int, tuple[dict[str, Any], list[int]]] = {}
-        """By their owner: the params, and how many sessions have not ended yet that have them."""
+        self._shared_params: dict[int, dict[str, Any]] = {}
+        """By their owner, until all sessions that have them have ended."""
+        self._sharers_left: dict[int, int] = {}
+        """How many these are."""
 
     def run(self) -> Trace:
         """Runs to the end: all done, deadlocked, out of time or livelocked; which of them is the trace's last event."""
@@ -562,7 +564,7 @@ class World:
         """One params object a session; sessions that share one are given the owner's."""
         owner = params_owner(self.case, session)
         if owner in self._shared_params:
-            return self._shared_params[owner][0]
+            return self._shared_params[owner]
         params: dict[str, Any] = {"temperature": 1.0, "logprobs": True}
         limit = explicit_limit(self.case, owner)
         if limit is not None:
@@ -571,16 +573,15 @@ class World:
                     params[key] = limit.tokens
         num_sharers = self._sharers[owner % len(self.case.sessions)]
         if num_sharers > 1:
-            self._shared_params[owner] = params, [num_sharers]
+            self._shared_params[owner], self._sharers_left[owner] = params, num_sharers
         return params
 
     def _return_params(self, session: int) -> None:
         owner = params_owner(self.case, session)
         if owner in self._shared_params:
-            left = self._shared_params[owner][1]
-            left[0] -= 1
-            if not left[0]:
-                del self._shared_params[owner]
+            self._sharers_left[owner] -= 1
+            if not self._sharers_left[owner]:
+                del self._shared_params[owner], self._sharers_left[owner]
 
     async def _run_session(self, index: int, client: _ObservedClient, params: dict[str, Any]) -> None:
         session = self.case.session(index)
