@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, inspect
 
-from sim.engine.config import EngineConfig
+from sim.engine.config import EngineConfig, PauseMode
 from sim.engine.latency import Affine, Constant, Fitted, Latency, Roofline
 
 FORMAT: Literal[1] = 1
@@ -264,9 +264,6 @@ class Every(_Data, frozen=True, tag_field="on", tag="every"):
 When: TypeAlias = AtTime | AfterTokens | AfterSent | Every
 
 
-PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
-
-
 class WeightUpdate(_Data, frozen=True, tag_field="fault", tag="weight_update"):
     """Every replica aborts all requests, takes the next weight version after `pause_s`, and resumes.
 
@@ -382,6 +379,10 @@ class Case(_Data, frozen=True):
     def num_sessions(self) -> int:
         return len(self.sessions) * self.repeat
 
+    @property
+    def most_live_sessions(self) -> int:
+        return min(self.num_sessions, self.max_concurrent_sessions or self.num_sessions)
+
     def session(self, index: int) -> Session:
         """The session of that number."""
         return self.sessions[index % len(self.sessions)]
@@ -466,9 +467,17 @@ def _check_shared_prompt(i: int, session: Session, sessions: tuple[Session, ...]
 
 def params_owner(case: Case, session: int) -> int:
     """The session whose sampling-params object `session` uses."""
-    place = session % len(case.sessions)
-    lender = case.sessions[place].shares_params_with
-    return session if lender is None else session - place + lender
+    return _in_the_same_round(case, session, case.session(session).shares_params_with)
+
+
+def prompt_owner(case: Case, session: int) -> int:
+    """The session whose prompt `session` begins with."""
+    return _in_the_same_round(case, session, case.session(session).shares_prompt_with)
+
+
+def _in_the_same_round(case: Case, session: int, place: int | None) -> int:
+    """The session at a place in the case's list, of those that are run together with `session`; itself for None."""
+    return session if place is None else session - session % len(case.sessions) + place
 
 
 def explicit_limit(case: Case, session: int) -> Limit | None:

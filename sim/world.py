@@ -12,7 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from sim import transport
-from sim.case import MAX_TIME_S, MAX_TOKENS, Case, Every, explicit_limit, params_owner
+from sim.case import MAX_TIME_S, MAX_TOKENS, Case, Every, explicit_limit, params_owner, prompt_owner
 from sim.clock import (
     NS_PER_S,
     Deadlock,
@@ -89,12 +89,10 @@ class _FakeModel:
     def shared_prompt(self, session: int) -> tuple[int, int] | None:
         if not 0 <= session < self._case.num_sessions:
             return None  # a client may send token ids that belong to no session
-        place = session % len(self._case.sessions)
-        owner = self._case.sessions[place].shares_prompt_with
-        if owner is None:
+        owner = prompt_owner(self._case, session)
+        if owner == session:
             return None
-        tokens = min(self._case.sessions[place].prompt_tokens, self._case.sessions[owner].prompt_tokens)
-        return session - place + owner, tokens
+        return owner, min(self._case.session(each).prompt_tokens for each in (owner, session))
 
 
 class _ObservedClient:
@@ -325,7 +323,7 @@ def bounds_of(case: Case) -> Bounds:
     )
     for time_s, most in zip(every, (each for each in times if each > 1), strict=True):
         # Between two of them, what is left once everybody who lives has been called and prefilled again.
-        useful_s = time_s - calls_s * min(case.num_sessions, case.max_concurrent_sessions or case.num_sessions)
+        useful_s = time_s - calls_s * case.most_live_sessions
         lost_s = calls_s + max([getattr(fault, "pause_s", 0.0) for fault in case.faults])
         if useful_s > 0:
             total_s *= (time_s + lost_s) / useful_s
@@ -430,7 +428,7 @@ class World:
         for server in servers:
             server.answers_in_runs = observed.takes_runs
         all_ended: asyncio.Future[None] = loop.create_future()
-        for _ in range(min(case.num_sessions, case.max_concurrent_sessions or case.num_sessions)):
+        for _ in range(case.most_live_sessions):
             self._begin_session(observed, all_ended)
         stage = Stage(
             loop,
@@ -459,11 +457,10 @@ class World:
 
     def _make_loop(self) -> VirtualLoop:
         case = self.case
-        live_sessions = min(case.num_sessions, case.max_concurrent_sessions or case.num_sessions)
         return VirtualLoop(
             order=self._order,
             until_ns=to_ns(self._bounds.virtual_s),
-            max_steps_per_instant=max(_FEWEST_STEPS_PER_INSTANT, _STEPS_PER_INSTANT * live_sessions),
+            max_steps_per_instant=max(_FEWEST_STEPS_PER_INSTANT, _STEPS_PER_INSTANT * case.most_live_sessions),
             keeps_deviations=case.repeat == 1,
         )
 

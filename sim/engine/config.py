@@ -1,11 +1,14 @@
 """What an engine is built from, and what differs between the vLLM versions it can stand in for."""
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 SCHEDULING_POLICIES = ("fcfs", "priority")
+
+PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
+"""What a pause does with the requests that are there: see `Engine.pause`."""
 
 
 class VersionRules(NamedTuple):

@@ -9,15 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
-from sim.engine.config import EngineConfig
+from sim.engine.config import EngineConfig, PauseMode
 from sim.engine.leap import Leap, decode_steps, take_decode_steps, take_steps, uneventful_steps
 from sim.engine.request import FINISHED, NOT_STEADY, EngineRequest, Request
 from sim.engine.scheduler import PAUSED_ALL, PAUSED_NEW, UNPAUSED, Scheduler, SchedulerOutput
 from sim.engine.stuck import StuckWatch
-
-PauseMode = Literal["abort", "wait", "keep"]
 
 MAX_STEPS_OF_A_RUN = 10**12
 STEPS_AT_ONCE = 10**6

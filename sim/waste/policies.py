@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from sim.case import PauseMode
+from sim.engine.config import PauseMode
 
 CLIENTS = {
     "deferred": "the client sets no limit and leaves it to the server (verl up to 0.8.0)",
