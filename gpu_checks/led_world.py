@@ -14,15 +14,15 @@ import msgspec
 from gpu_checks.points import Answer, Leader, Points, RequestKey, key_of, note_answer
 from gpu_checks.real_world import SeededChoices, message_point
 from sim.case import Case, Schedule
-from sim.decode import Burst, DecodeEngine, Left, Moment, Stale
 from sim.engine import Engine, EngineConfig
 from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
 from sim.faults import Stage, Triggers
-from sim.server import FakeRolloutServer, Model
+from sim.servers.decode_engine import Burst, DecodeEngine, Left, Moment, Stale
+from sim.servers.server import FakeRolloutServer, Model
 from sim.sut.interface import Sut
 from sim.trace import Trace
-from sim.transport import Wire
+from sim.transport.wire import Wire
 from sim.world import World
 
 _FAR_NS = 2**40

@@ -17,7 +17,7 @@ from gpu_checks.extra_args import SLOW_AT
 from gpu_checks.points import Answer, Recorder, RequestKey, key_of, note_answer
 from sim.case import AfterSent, AfterTokens, Budget, Case, ServerSettings
 from sim.faults import Triggers
-from sim.server import Model, TokenOutput, first_token, session_of
+from sim.servers.server import Model, TokenOutput, first_token, session_of
 from sim.trace import Admitted, Decoded, Ended, Granted, Outcome, Parked, Paused, Resumed, Trace, VersionChanged
 
 ADMISSION_POLL_S = 0.01

@@ -12,11 +12,12 @@ from gpu_checks.real_server import RealRolloutServer, Vocabulary
 from sim.case import Case
 from sim.clock import NS_PER_S
 from sim.faults import Stage, Triggers
-from sim.server import Model
+from sim.servers.server import Model
 from sim.sut.interface import Sut
 from sim.trace import WorldEnded
-from sim.transport import Wire
-from sim.world import World, _log_tap
+from sim.transport.wire import Wire
+from sim.world import World
+from sim.world.world import _log_tap
 
 DEFAULT_SPEED = 10.0
 """Seconds of the world in a second: clients wait a whole second after each abort, and no outcome depends on it."""

@@ -14,7 +14,7 @@ from gpu_checks.led_world import LedWorld
 from gpu_checks.points import Points
 from gpu_checks.real_world import RealLoop, RealWorld
 from sim.case import AfterTokens, AtTime, Case, Every, WeightUpdate
-from sim.server import FakeRolloutServer
+from sim.servers.server import FakeRolloutServer
 from sim.sut.interface import Sut
 from sim.trace import Trace
 from sim.world import run_world

@@ -10,8 +10,8 @@ import pytest
 from gpu_checks.engines import RealEngines, vllm_version
 from gpu_checks.real_server import settle_grant
 from gpu_checks.verl_server import HOW_TO_INSTALL, VerlServers, VerlUnusable, imported
-from sim.budget import take_grant
 from sim.case import Budget
+from sim.dialects.grants import take_grant
 
 BUDGET = Budget(prompt_length=8, response_length=12, max_model_len=40)
 LONG = Budget(prompt_length=64, response_length=1500, max_model_len=4096)

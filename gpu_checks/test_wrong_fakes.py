@@ -6,17 +6,17 @@ from typing import Any
 import msgspec
 import pytest
 
-import sim.server
+import sim.servers.server
 from gpu_checks.cases import BUDGET, DEFERRED, EVERY_62, PINNED, aborts_after
 from gpu_checks.engines import RealEngines
 from gpu_checks.led_world import LedWorld
 from gpu_checks.replay import RealRun, run_on_vllm, simulate_again
 from gpu_checks.schedules import Load, Schedule, first_difference, fixed_loads
-from sim.budget import Grant, take_grant
 from sim.case import AbortAll, AfterSent, AfterTokens, Case, Session, Turn, WeightUpdate
+from sim.dialects.grants import Grant, take_grant
 from sim.engine import Engine, EngineConfig
 from sim.engine.timed import TimedEngine
-from sim.server import FakeRolloutServer
+from sim.servers.server import FakeRolloutServer
 from sim.sut.interface import Sut
 from sim.sut.registry import load_sut
 
@@ -82,7 +82,7 @@ def _grants(difference: int) -> Callable[..., Grant]:
 
 
 def _reasons(**changed: str) -> dict[str, Any]:
-    return {**sim.server.STOP_REASONS, "vllm": {**sim.server.STOP_REASONS["vllm"], **changed}}
+    return {**sim.servers.server.STOP_REASONS, "vllm": {**sim.servers.server.STOP_REASONS["vllm"], **changed}}
 
 
 CASE = Case(
@@ -123,7 +123,7 @@ def test_wrong_end_is_found_out(engine: type[TimedEngine], real_run: RealRun) ->
 
 @pytest.mark.parametrize("difference", [1, -1])
 def test_grant_off_by_one_is_found_out(difference: int, real_run: RealRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sim.server, "take_grant", _grants(difference))
+    monkeypatch.setattr(sim.servers.server, "take_grant", _grants(difference))
     found = simulate_again(real_run)
     assert found
     assert "grant" in found
@@ -133,7 +133,7 @@ def test_grant_off_by_one_is_found_out(difference: int, real_run: RealRun, monke
 def test_changed_stop_reason_is_found_out(
     changed: dict[str, str], real_run: RealRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sim.server, "STOP_REASONS", _reasons(**changed))
+    monkeypatch.setattr(sim.servers.server, "STOP_REASONS", _reasons(**changed))
     assert simulate_again(real_run)
 
 

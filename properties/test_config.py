@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from sim.engine import startup
-from sim.engine.startup import Model
 from sim.invariants.config import C1, C2, C3, Netted, Started
 from sim.preflight import installed, verl
 from sim.preflight.launch import PreflightError
+from sim.startup import startup
+from sim.startup.startup import Model
 
 DRAWS = settings(deadline=None, max_examples=300)
 EDGES = (1, 2, 255, 256, 1024, 8191, 8192, 8193, 32768, 128_000, 131_072)

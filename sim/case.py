@@ -255,7 +255,7 @@ class AfterSent(_Data, frozen=True, tag_field="on", tag="sent"):
 class Every(_Data, frozen=True, tag_field="on", tag="every"):
     """Again and again until all sessions have ended: first after `time_s`, then `time_s` after the last was over.
 
-    Not for ever, where it keeps them from ending: see `sim.world.bounds_of`.
+    Not for ever, where it keeps them from ending: see `sim.world.world.bounds_of`.
     """
 
     time_s: Annotated[float, Meta(ge=1e-6, le=MAX_TIME_S)]

@@ -28,9 +28,9 @@ from sim.case import (
     When,
 )
 from sim.clock import VirtualLoop, to_ns
-from sim.server import FakeRolloutServer
+from sim.servers.server import FakeRolloutServer
 from sim.trace import Cancelled, FaultFired, Trace, spelled
-from sim.transport import BalancerHandle, ServerHandle, Wire
+from sim.transport.wire import BalancerHandle, ServerHandle, Wire
 
 
 class Triggers:
@@ -70,14 +70,14 @@ class Triggers:
                 future.set_result(None)
 
     def next_threshold(self, session: int) -> int | None:
-        """See `sim.server.Watcher`."""
+        """See `sim.servers.server.Watcher`."""
         thresholds = self._thresholds.get(session)
         if not thresholds:
             return None
         return thresholds[0]
 
     def decoded(self, session: int, tokens: int) -> None:
-        """See `sim.server.Watcher`."""
+        """See `sim.servers.server.Watcher`."""
         if session not in self._decoded_tokens:
             return
         self._decoded_tokens[session] += tokens
@@ -86,11 +86,11 @@ class Triggers:
             self._fire(AfterTokens(session, thresholds.pop(0)))
 
     def total(self, session: int) -> int:
-        """See `sim.server.Watcher`."""
+        """See `sim.servers.server.Watcher`."""
         return self._decoded_tokens.get(session, 0)
 
     def sent(self, session: int) -> None:
-        """See `sim.transport.SentListener`."""
+        """See `sim.transport.wire.SentListener`."""
         if session in self._sent_requests:
             self._sent_requests[session] += 1
             self._fire(AfterSent(session, self._sent_requests[session]))

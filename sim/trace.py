@@ -53,7 +53,7 @@ class Sent(_Event, frozen=True, tag="sent"):
 
 
 class Granted(_Event, frozen=True, tag="granted"):
-    """The server settled on a max_tokens; fields as in `sim.budget.Grant`."""
+    """The server settled on a max_tokens; fields as in `sim.dialects.grants.Grant`."""
 
     request: int
     tokens: int
@@ -76,7 +76,7 @@ class Admitted(_Event, frozen=True, tag="admitted"):
 
 class Prefilled(_Event, frozen=True, tag="prefilled"):
     """Where the KV of a request's prompt came from, said when the request leaves the engine; see
-    `sim.decode.Prefill`. What a resume computes again is among the computed tokens of its later attempts."""
+    `sim.servers.decode_engine.Prefill`. What a resume computes again is among the computed tokens of later attempts."""
 
     request: int
     computed_tokens: int

@@ -9,9 +9,9 @@ are a count; of cached ones the prefix cache keeps the order.
 from collections.abc import Sequence
 
 from sim.engine.config import EngineConfig
-from sim.engine.decodes import Decodes
 from sim.engine.prefix_cache import Hit, PrefixCache
 from sim.engine.request import Request
+from sim.engine.steady import Decodes
 
 
 class KVCacheManager:

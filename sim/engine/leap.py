@@ -1,7 +1,7 @@
 """Many steps at once, where little happens but decoding.
 
 Between two events (an admission, a finish, a preemption, something from outside) each step gives every running request
-one token, and all that changes is known ahead (see `sim.engine.decodes`). So only the next event has to be found.
+one token, and all that changes is known ahead (see `sim.engine.steady`). So only the next event has to be found.
 
 The common events happen here as well, without a word about who got what: `_decode` has finishes and, under FCFS, the
 preemption of the last in the list; `_prefill` has admissions, with a prefill cut short by the token budget at most at

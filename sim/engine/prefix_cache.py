@@ -7,7 +7,7 @@ is consecutive: token ids that count up, as a prompt that is a range does, and a
   chain and its position in it, so that an output of any length has one name, known before it is generated.
 - A *run* is memory: the blocks start to end of a chain, where they were computed once and are held by the same
   requests. Of several runs with the same block a lookup finds the one that was cached first.
-- A steady request (see `sim.engine.decodes`) fills one block after the other. That is written down no earlier than
+- A steady request (see `sim.engine.steady`) fills one block after the other. That is written down no earlier than
   somebody looks at its chain or it stops being steady; until then it is *growing*.
 """
 
@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from sim.engine.decodes import Decodes
 from sim.engine.request import Request
+from sim.engine.steady import Decodes
 from sim.tokens import TokenIds
 
 NO_CHAIN = 0

@@ -45,7 +45,7 @@ class Request(msgspec.Struct, eq=False):
     ``num_computed_tokens`` counts the tokens whose KV the request holds, those of steps still in flight included;
     ``num_output_placeholders`` counts sampled tokens that have not come back yet (async scheduling only).
 
-    While a request is *steady* (see `sim.engine.decodes`) both counts stand as they were when it became so; only
+    While a request is *steady* (see `sim.engine.steady`) both counts stand as they were when it became so; only
     `Decodes` knows how far it has come since.
     """
 

@@ -1,7 +1,7 @@
 """One scheduling step, as vLLM's V1 scheduler takes it (``v1/core/sched/scheduler.py``, 0.32).
 
 `Scheduler.schedule` decides how many tokens each request gets, `Scheduler.update_from_output` takes what the model
-sampled. vLLM walks over every running request in both. Here the *steady* ones (see `sim.engine.decodes`) are dealt
+sampled. vLLM walks over every running request in both. Here the *steady* ones (see `sim.engine.steady`) are dealt
 with all at once, which comes to the same as long as all get what they want. Those for whom that is in doubt are walked
 over in running order, one by one, and that walk is vLLM's.
 """
@@ -13,11 +13,11 @@ from operator import attrgetter
 import msgspec
 
 from sim.engine.config import EngineConfig
-from sim.engine.decodes import EVERYBODY, Decodes
 from sim.engine.kv_cache import KVCacheManager
 from sim.engine.prefix_cache import NO_HITS, Hit
 from sim.engine.request import FINISHED, NOT_STEADY, PREEMPTED, RUNNING, WAITING, Request
 from sim.engine.request_queue import create_request_queue
+from sim.engine.steady import EVERYBODY, Decodes
 
 _running_order = attrgetter("running_order")
 

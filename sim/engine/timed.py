@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
-from sim.decode import Burst, Finish, Left, Moment, Prefill, Stale
 from sim.engine.engine import Engine
 from sim.engine.latency import Latency, Stretch
 from sim.engine.request import EngineRequest
 from sim.engine.scheduler import SchedulerOutput
+from sim.servers.decode_engine import Burst, Finish, Left, Moment, Prefill, Stale
 
 NS_PER_S = 10**9
 MAX_PLANNED_STEPS = 10**9
@@ -53,7 +53,7 @@ class _UnderWay(NamedTuple):
 
 
 class TimedEngine:
-    """See `sim.decode.DecodeEngine`."""
+    """See `sim.servers.decode_engine.DecodeEngine`."""
 
     def __init__(self, engine: Engine, latency: Latency) -> None:
         self._engine = engine

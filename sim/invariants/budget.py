@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from sim.budget import room_tokens
 from sim.case import Case, explicit_limit, params_owner
+from sim.dialects.grants import room_tokens
 from sim.invariants.interface import Invariant, Violation
 from sim.trace import Attempt, Logged, Trace, TurnRecord
 

@@ -5,7 +5,7 @@ from msgspec import UNSET
 from sim.case import Case
 from sim.invariants.budget import usable
 from sim.invariants.interface import Invariant, Violation
-from sim.server import first_token
+from sim.servers.server import first_token
 from sim.tokens import Ids
 from sim.trace import Message, Trace, TurnRecord, WorldEnded
 

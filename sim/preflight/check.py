@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from sim.engine import startup
-from sim.engine.startup import Device, Finding, Model, Version
 from sim.preflight import installed, verl, vllm_config_file
 from sim.preflight.launch import Launch, Place, PreflightError, Setting
 from sim.preflight.memory import RaiseCost, raise_cost
 from sim.preflight.spelling import show
+from sim.startup import startup
+from sim.startup.startup import Device, Finding, Model, Version
 
 _BATCH = ("enable_chunked_prefill", "max_num_batched_tokens", "max_model_len")
 BLAMED: dict[str, tuple[str, ...]] = {

@@ -10,12 +10,12 @@ from typing import get_args
 import click
 import msgspec
 
-from sim.engine.startup import Device, Model
 from sim.preflight import report, scan
 from sim.preflight.check import Verdict, find_model, judge, read_model, read_targets
 from sim.preflight.launch import Launch, PreflightError
 from sim.preflight.read_flags import read_words
 from sim.preflight.scan import Tree
+from sim.startup.startup import Device, Model
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

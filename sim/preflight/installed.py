@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sim.engine.startup import Version
 from sim.preflight.launch import PreflightError
 from sim.preflight.verl import Release
+from sim.startup.startup import Version
 
 _SERVER = "workers/rollout/vllm_rollout/vllm_async_server.py"
 _ROLLOUT_CONFIG = "workers/config/rollout.py"

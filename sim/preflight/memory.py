@@ -7,7 +7,7 @@ token of a raise costs twice: once as activations, once as KV blocks that are no
 import msgspec
 from msgspec import UNSET
 
-from sim.engine.startup import Model
+from sim.startup.startup import Model
 
 BYTES_PER_VALUE: dict[str, int] = {
     "auto": 2,

@@ -5,9 +5,9 @@ import itertools
 import shlex
 from collections.abc import Iterable, Sequence
 
-from sim.engine import startup
 from sim.preflight import spelling, verl
 from sim.preflight.launch import Launch, Place, PreflightError, Setting
+from sim.startup import startup
 
 UNKNOWN = "\0"
 """Stands in a word for a part that cannot be known here: a shell variable set elsewhere, a command's output."""

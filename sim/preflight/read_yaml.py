@@ -6,10 +6,10 @@ from typing import Any
 
 import yaml
 
-from sim.engine import startup
 from sim.preflight import spelling, verl
 from sim.preflight.launch import Launch, Place, PreflightError, Setting
 from sim.preflight.read_flags import UNKNOWN, data_fed
+from sim.startup import startup
 
 _COMMON_WORDS = frozenset(("name", "mode", "dtype", "load_format", "watermark", "block_size"))
 """Keys that half of all YAML files have: alone at the top of a document they do not make it an engine's."""

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from sim.engine import startup
 from sim.preflight.check import Judged, Verdict
 from sim.preflight.memory import RaiseCost
 from sim.preflight.read_shell import Fed
 from sim.preflight.spelling import show
+from sim.startup import startup
 
 LEVELS = ("refused", "changed", "risky")
 """The levels that make an offender, the worst first. A note is none."""

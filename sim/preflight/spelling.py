@@ -5,9 +5,9 @@ from typing import Any
 
 from msgspec import UNSET
 
-from sim.engine import startup
 from sim.preflight import verl
 from sim.preflight.launch import PreflightError
+from sim.startup import startup
 
 _ENGINE_PATH = re.compile(r"(?P<engine>(?:\w+\.)*(?:rollout|inference))\.(?P<setting>\w+(?:\.vllm\.\w+)?)")
 _DATA_PATHS = {"data.max_prompt_length": "prompt_length", "data.max_response_length": "response_length"}

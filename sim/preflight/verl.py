@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec import UNSET
 
-from sim.engine import startup
-from sim.engine.startup import Device, Finding, Model, Rule, Startup, Version, finding
+from sim.startup import startup
+from sim.startup.startup import Device, Finding, Model, Rule, Startup, Version, finding
 
 Backend = Literal["vllm", "sglang", "trtllm"]
 BACKENDS: tuple[str, ...] = get_args(Backend)

@@ -8,8 +8,8 @@ is only looked for with dashes and, before 0.28, not at all. Held against vLLM's
 from collections.abc import Mapping
 from typing import Any
 
-from sim.engine.startup import FLAGS, RULES, Finding, Version, finding
 from sim.preflight.launch import Setting
+from sim.startup.startup import FLAGS, RULES, Finding, Version, finding
 
 FALSE_SINCE: Version = (0, 28)
 

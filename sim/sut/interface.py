@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sim.server import FakeRolloutServer
+from sim.servers.server import FakeRolloutServer
 from sim.tokens import Tokens
 
 

@@ -6,7 +6,7 @@ They prove that the harness finds what it should: each is caught by the invarian
 import random
 from typing import Any, NamedTuple
 
-from sim.server import FakeRolloutServer, TokenOutput
+from sim.servers.server import FakeRolloutServer, TokenOutput
 from sim.sut.interface import Context, Factory
 from sim.sut.reference.client import LIMIT_KEYS, DeferredClient, PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer

@@ -18,8 +18,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.budget import RULES
 from sim.case import MAX_TOKENS, Dialect
+from sim.dialects.grants import RULES
 
 Client: TypeAlias = Literal["deferred", "pinned"]
 Tokens: TypeAlias = NDArray[np.int64]

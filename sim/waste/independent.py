@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.budget import RULES
 from sim.case import Budget, Dialect
 from sim.clock import to_ns
+from sim.dialects.grants import RULES
 from sim.sut.reference.client import RESUME_WAIT_S
 from sim.waste.closed_form import Client
 from sim.waste.ledger import Tally, Waste

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import NamedTuple
 
-from sim.budget import room_tokens
 from sim.case import Case, WeightUpdate
 from sim.clock import NS_PER_S, to_ns
+from sim.dialects.grants import room_tokens
 from sim.invariants.budget import returned_tokens, turn_budget_tokens, used_before_tokens
-from sim.server import first_token
+from sim.servers.server import first_token
 from sim.trace import (
     Attempt,
     Cancelled,

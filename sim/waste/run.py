@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from sim.budget import RULES
 from sim.case import MAX_TOKENS, Budget, CaseError, EngineSettings, ServerSettings
-from sim.durations import seconds_of
+from sim.cli.durations import seconds_of
+from sim.dialects.grants import RULES
 from sim.report import plots
 from sim.report import waste as report
 from sim.report.spans import spans_of

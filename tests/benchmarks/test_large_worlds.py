@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sim.server import TokenOutput
+from sim.servers.server import TokenOutput
 from sim.sut.interface import Config
 from sim.sut.reference.client import PinnedClient
 from sim.tokens import LogProbs, TokenIds

@@ -25,9 +25,9 @@ from msgspec import UNSET
 from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
 
-from sim.engine import startup
 from sim.preflight import vllm_config_file
 from sim.preflight.read_yaml import read_yaml
+from sim.startup import startup
 
 VERSION = tuple(int(part) for part in vllm.__version__.split(".")[:2])
 DRAWS = int(os.environ.get("ROLLCAGE_LIVE_DRAWS", "2000"))

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from sim.engine import Engine, EngineConfig, Run, leap
-from sim.engine.decodes import Decodes
 from sim.engine.kv_cache import KVCacheManager
 from sim.engine.prefix_cache import Chain, PrefixCache
 from sim.engine.request import Request
 from sim.engine.scheduler import Scheduler
+from sim.engine.steady import Decodes
 from tests.conformance.replay import happen, read_schedules
 from tests.conformance.scenarios import Scenario, random_scenario
 from tests.engine.audit import audit, found, settle, state

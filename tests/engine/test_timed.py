@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.decode import Burst, Moment, Prefill, Stale
 from sim.engine import Engine, EngineConfig, StepTotals
 from sim.engine.latency import Affine, Constant, Fitted, Latency, Roofline
 from sim.engine.timed import TimedEngine
+from sim.servers.decode_engine import Burst, Moment, Prefill, Stale
 from sim.tokens import TokenIds
 
 STEP_NS = 10

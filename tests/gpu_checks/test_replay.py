@@ -23,7 +23,7 @@ from sim.case import (
     Session,
     WeightUpdate,
 )
-from sim.server import FakeRolloutServer
+from sim.servers.server import FakeRolloutServer
 from sim.sut.interface import Sut
 from sim.sut.registry import load_sut
 from tests.gpu_checks.stub_engine import StubEngine, StubEngines, params

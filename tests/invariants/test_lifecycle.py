@@ -5,7 +5,7 @@ import pytest
 from sim.case import AbortAll, AbortRequest, AfterTokens, AtTime, Budget, Case, ServerSettings, Session
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.lifecycle import delivered_ids
-from sim.server import first_token
+from sim.servers.server import first_token
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Decoded, Delivered, Discarded, Ended, Sent, Trace, TurnEnded, TurnStarted, WorldEnded
 from sim.world import run_world

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sim.engine.startup import Model
 from sim.preflight.memory import activation_bytes_per_token, kv_bytes_per_token, raise_cost
+from sim.startup.startup import Model
 
 VL_3B = Model(
     hidden_size=2048,

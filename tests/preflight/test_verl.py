@@ -7,9 +7,9 @@ import pytest
 import yaml
 from msgspec import UNSET
 
-from sim.engine.startup import Model
 from sim.preflight import installed, verl
 from sim.preflight.launch import PreflightError
+from sim.startup.startup import Model
 
 VL_3B = Model(max_position_embeddings=128_000, derived_max_model_len=128_000, num_attention_heads=16)
 V080, V090, V091 = (verl.release_for(v) for v in ((0, 8, 0), (0, 9, 0), (0, 9, 1)))

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from sim.case import AddReplica, AfterSent, AtTime, Budget, CancelClient, Case, Schedule, Session, Turn, WeightUpdate
-from sim.cli import main
+from sim.cli.main import main
 from sim.invariants import judge
 from sim.report.page import Subject, page
 from sim.sut.registry import load_sut

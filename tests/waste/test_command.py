@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from sim.cli import main
+from sim.cli.main import main
 from sim.waste import what_if
 from sim.waste.command import waste
 from sim.waste.ledger import LOSSES

@@ -331,7 +331,7 @@ def watched(case, sut=CLEAN):
     """The trace of a case and the chunks of its engines."""
     Watched.chunks = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sim.world.TimedEngine", Watched)
+        patch.setattr("sim.world.world.TimedEngine", Watched)
         trace = run_world(case, load_sut(sut))
     return trace, Watched.chunks
 

@@ -5,7 +5,7 @@ import itertools
 import logging
 from typing import Any
 
-from sim.server import TokenOutput
+from sim.servers.server import TokenOutput
 from sim.sut.interface import Config
 from sim.tokens import Tokens
 

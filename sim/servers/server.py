@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from sim.budget import NoRoom, take_grant
 from sim.case import Budget, ServerSettings
 from sim.clock import NS_PER_S, VirtualLoop
-from sim.decode import Burst, DecodeEngine, Moment, Prefill
+from sim.dialects.grants import NoRoom, take_grant
+from sim.servers.decode_engine import Burst, DecodeEngine, Moment, Prefill
 from sim.tokens import LogProbs, TokenIds, Tokens, plain_ids
 from sim.trace import (
     Admitted,

@@ -17,7 +17,7 @@ from sim.case import (
 )
 from sim.invariants import judge
 from sim.search.schedules import under_schedules
-from sim.server import FakeRolloutServer
+from sim.servers.server import FakeRolloutServer
 from sim.sut.interface import Sut
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Decoded, Ended, Paused, Prefilled, Resumed, Sent, VersionChanged

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.budget import NoRoom, take_grant
 from sim.case import (
     AbortAll,
     AbortRequest,
@@ -42,6 +41,7 @@ from sim.case import (
     loads,
 )
 from sim.clock import to_ns
+from sim.dialects.grants import NoRoom, take_grant
 from sim.engine import Engine, EngineConfig
 from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
@@ -50,7 +50,8 @@ from sim.sut.interface import Sut, SutError
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Logged, Message, Prefilled, Sent, SessionEnded, TurnEnded, WorldEnded
-from sim.world import REST, World, bounds_of, run_world
+from sim.world import World, run_world
+from sim.world.world import REST, bounds_of
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=64)
 ONE = Session(4)

@@ -1086,10 +1086,8 @@ def digest(changed: bool = False) -> str:
 def test_one_digest_in_four_processes_with_four_hash_seeds_and_after_other_worlds() -> None:
     race_under(RandomOrder(1))  # other worlds ran before this one, and not in the other processes
     here = digest()
-    root = Path(__file__).parents[1]
-    program = (
-        f"import sys; sys.path[:0] = {[str(root), str(root / 'tests')]!r}; import test_clock as t; print(t.digest())"
-    )
+    root = Path(__file__).parents[2]
+    program = f"import sys; sys.path[:0] = {[str(root), str(root / 'tests' / 'clock')]!r}; import test_loop as t; print(t.digest())"
     children = [
         subprocess.Popen(
             [sys.executable, "-c", program],

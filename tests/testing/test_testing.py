@@ -15,7 +15,7 @@ from sim.testing import assert_only_known, known_violations, search
 
 pytest_plugins = ["pytester"]
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FEW = ("overrun-64-256-16", "added-while-live", "ties-in-a-row", "tool-turn-trajectory")
 
 

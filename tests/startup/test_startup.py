@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from sim.engine import startup
-from sim.engine.startup import Model, blocks_needed, fit_pool, model_from_config, start
+from sim.startup import startup
+from sim.startup.startup import Model, blocks_needed, fit_pool, model_from_config, start
 
 PLAIN = Model(max_position_embeddings=4096, derived_max_model_len=4096, num_attention_heads=4)
 RECORDED = sorted((Path(__file__).parent.parent / "data" / "startup").glob("vllm-*.json"))

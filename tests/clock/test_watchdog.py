@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from sim import watchdog, world
 from sim.case import Budget, Case, Session, Turn
+from sim.clock import watchdog
 from sim.sut.interface import Sut, SutError
 from sim.sut.reference.client import PinnedClient
-from sim.world import run_world
+from sim.world import run_world, world
 
 CASE = Case(Budget(8, 16), (Session(4, (Turn(2),)),) * 20, max_concurrent_sessions=1)
 LIMIT_S = 0.3

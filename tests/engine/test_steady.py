@@ -1,8 +1,8 @@
 """Steady requests: nothing about them is touched while they decode, and still all is known."""
 
 from sim.engine import EngineRequest
-from sim.engine.decodes import Decodes
 from sim.engine.request import Request
+from sim.engine.steady import Decodes
 
 
 def steady_request(request_id: str, num_tokens: int, num_more_tokens: int) -> Request:

@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sim import cli, corpus, watchdog
+from sim import corpus
 from sim.case import Budget, Case, Session
-from sim.cli import main
+from sim.cli import main as cli
+from sim.cli.main import main
+from sim.clock import watchdog
 from sim.invariants import INVARIANTS
 from sim.search import campaign as campaign_module
 from sim.sut.registry import CLEAN, builtin_names
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "properties" / "corpus"
 OVERRUN = str(CORPUS / "overrun-64-256-16.json")
 
@@ -33,7 +35,7 @@ def rollcage(*arguments):
 def command(*arguments, **environment):
     """A process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "sim.cli", *map(str, arguments)],
+        [sys.executable, "-m", "sim.cli.main", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -116,7 +118,8 @@ def test_unsaved_cases_are_in_the_json_and_can_be_shown(tmp_path):
 def test_the_same_seed_finds_the_same_in_processes_with_other_hash_seeds():
     arguments = ["hunt", "--sut", "reference:deferred", "--worlds", "64", "--seed", "1", "--json"]
     code = (
-        f"from sim.search import campaign as c\nc.MOST_SHRINK_WORLDS = 40\nfrom sim.cli import main\nmain({arguments})"
+        f"from sim.search import campaign as c\nc.MOST_SHRINK_WORLDS = 40\n"
+        f"from sim.cli.main import main\nmain({arguments})"
     )
     outputs = []
     for seed in ("0", "1"):
@@ -301,7 +304,7 @@ IDLE = {
         "no call of the client ended well",
     ),
     "it says nothing": (
-        "from sim.server import TokenOutput\nreturn TokenOutput([], [], 'stop')",
+        "from sim.servers.server import TokenOutput\nreturn TokenOutput([], [], 'stop')",
         "return Client(context.config, context.balancer)",
         0,
         "no token was decoded: the client was hardly tested",
@@ -562,7 +565,9 @@ def test_a_reader_that_goes_away_is_no_traceback():
 
 
 def test_help_imports_nothing_heavy():
-    code = "import sys\nfrom sim.cli import main\nmain(['--help'], standalone_mode=False)\nprint(sorted(sys.modules))"
+    code = (
+        "import sys\nfrom sim.cli.main import main\nmain(['--help'], standalone_mode=False)\nprint(sorted(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert "hunt" in done.stdout
     assert "'hypothesis'" not in done.stdout

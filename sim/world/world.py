@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from sim import transport
 from sim.case import MAX_TIME_S, MAX_TOKENS, Case, Every, explicit_limit, params_owner, prompt_owner
 from sim.clock import (
     NS_PER_S,
@@ -27,11 +26,12 @@ from sim.clock import (
     tamed,
     to_ns,
 )
-from sim.decode import ConstantRate, DecodeEngine
+from sim.clock.watchdog import Blocked, watched
 from sim.engine import Engine, StepTotals
 from sim.engine.timed import TimedEngine
 from sim.faults import Stage, Triggers, act
-from sim.server import FakeRolloutServer, Model, first_token
+from sim.servers.decode_engine import ConstantRate, DecodeEngine
+from sim.servers.server import FakeRolloutServer, Model, first_token
 from sim.sut.interface import Client, Config, Context, Sut, SutError
 from sim.sut.reference.agent import Trajectory, run_turns
 from sim.sut.reference.routing import LeastLoadedBalancer
@@ -49,8 +49,8 @@ from sim.trace import (
     spelled,
     without_addresses,
 )
-from sim.transport import BalancerHandle, ServerHandle, TurnInProgress, Wire, copied, current_turn
-from sim.watchdog import Blocked, watched
+from sim.transport import wire as transport
+from sim.transport.wire import BalancerHandle, ServerHandle, TurnInProgress, Wire, copied, current_turn
 
 _FEWEST_STEPS_PER_INSTANT, _STEPS_PER_INSTANT = 100_000, 100
 """Callbacks at one instant that are not a livelock yet: in all, and for each session that lives."""

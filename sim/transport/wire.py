@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from sim.case import Transport
 from sim.clock import NS_PER_S, VirtualLoop, to_ns
-from sim.server import FakeRolloutServer, TokenOutput
+from sim.servers.server import FakeRolloutServer, TokenOutput
 from sim.tokens import LogProbs, TokenIds
 from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace, spelled, without_addresses
 

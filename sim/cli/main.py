@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from sim.durations import Seconds
+from sim.cli.durations import Seconds
 
 if TYPE_CHECKING:
     from sim.case import Case

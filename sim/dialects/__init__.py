@@ -1,0 +1,1 @@
+"""How a server turns a request into a grant."""

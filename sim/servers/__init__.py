@@ -1,0 +1,1 @@
+"""The servers of a world, and what they ask of an engine."""

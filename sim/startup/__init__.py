@@ -1,0 +1,1 @@
+"""What would start: the rules of vLLM's configuration, by version."""

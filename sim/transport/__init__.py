@@ -1,0 +1,1 @@
+"""How calls reach servers and balancer."""
