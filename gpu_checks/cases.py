@@ -4,25 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sim.case import (
-    AbortAll,
-    AbortRequest,
-    AddReplica,
-    AfterSent,
-    AfterTokens,
-    Budget,
-    CancelClient,
-    Case,
-    ClearSticky,
-    ClientView,
-    Fault,
-    Limit,
-    RemoveReplica,
-    ServerSettings,
-    Session,
-    Turn,
-    WeightUpdate,
-)
+from sim.faults import AbortAll, AbortRequest, AddReplica, AfterSent, AfterTokens, CancelClient, ClearSticky, Fault, RemoveReplica, WeightUpdate
+from sim.case import Budget, Case, ClientView, Limit, ServerSettings, Session, Turn
 from sim.corpus import files, read
 
 CORPUS = Path(__file__).parent.parent / "properties" / "corpus"

@@ -26,7 +26,7 @@ from gpu_checks.real_world import DEFAULT_SPEED
 from gpu_checks.replay import Replay, summary, table
 from gpu_checks.schedules import Load, Schedule, real_core, schedule_of
 from gpu_checks.session import VllmUnusable, engine_session
-from sim.case import CaseError
+from sim.schema import CaseError
 
 HERE = Path(__file__).parent
 

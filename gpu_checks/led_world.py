@@ -19,7 +19,8 @@ from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
 from sim.faults import Stage, Triggers
 from sim.servers.decode_engine import Burst, DecodeEngine, Left, Moment, Stale
-from sim.servers.server import FakeRolloutServer, Model
+from sim.servers.server import FakeRolloutServer
+from sim.servers.port import Model
 from sim.sut.interface import Sut
 from sim.trace import Trace
 from sim.transport.wire import Wire

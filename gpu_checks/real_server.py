@@ -15,9 +15,12 @@ from typing import Any
 
 from gpu_checks.extra_args import SLOW_AT
 from gpu_checks.points import Answer, Recorder, RequestKey, key_of, note_answer
-from sim.case import AfterSent, AfterTokens, Budget, Case, ServerSettings
+from sim.faults import AfterSent, AfterTokens
+from sim.case import Budget, Case, ServerSettings
 from sim.faults import Triggers
-from sim.servers.server import Model, TokenOutput, first_token, session_of
+from sim.servers.port import Model
+from sim.sut.verl.servers import TokenOutput
+from sim.tokens import first_token, session_of
 from sim.trace import Admitted, Decoded, Ended, Granted, Outcome, Parked, Paused, Resumed, Trace, VersionChanged
 
 ADMISSION_POLL_S = 0.01

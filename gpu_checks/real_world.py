@@ -12,7 +12,7 @@ from gpu_checks.real_server import RealRolloutServer, Vocabulary
 from sim.case import Case
 from sim.clock import NS_PER_S
 from sim.faults import Stage, Triggers
-from sim.servers.server import Model
+from sim.servers.port import Model
 from sim.sut.interface import Sut
 from sim.trace import WorldEnded
 from sim.transport.wire import Wire

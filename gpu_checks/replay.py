@@ -13,7 +13,8 @@ from gpu_checks.engines import RealEngines
 from gpu_checks.led_world import LedWorld
 from gpu_checks.points import Points
 from gpu_checks.real_world import RealLoop, RealWorld
-from sim.case import AfterTokens, AtTime, Case, Every, WeightUpdate
+from sim.faults import AfterTokens, AtTime, Every, WeightUpdate
+from sim.case import Case
 from sim.servers.server import FakeRolloutServer
 from sim.sut.interface import Sut
 from sim.trace import Trace

@@ -12,7 +12,8 @@ from gpu_checks.engines import RealEngines
 from gpu_checks.led_world import LedWorld
 from gpu_checks.replay import RealRun, run_on_vllm, simulate_again
 from gpu_checks.schedules import Load, Schedule, first_difference, fixed_loads
-from sim.case import AbortAll, AfterSent, AfterTokens, Case, Session, Turn, WeightUpdate
+from sim.faults import AbortAll, AfterSent, AfterTokens, WeightUpdate
+from sim.case import Case, Session, Turn
 from sim.dialects.grants import Grant, take_grant
 from sim.engine import Engine, EngineConfig
 from sim.engine.timed import TimedEngine

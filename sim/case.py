@@ -7,46 +7,41 @@ Times are seconds of virtual time, lengths are tokens. `UNSET` (the field is abs
 """
 
 import functools
-import re
+import operator
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType, inspect
+from msgspec import UNSET, Meta, UnsetType
 
-from sim.engine.config import EngineConfig, PauseMode
+from sim.dialects import DIALECTS, LIMIT_KEYS, Dialect
+from sim.engine.config import EngineConfig
 from sim.engine.latency import Affine, Constant, Fitted, Latency, Roofline
-
-FORMAT: Literal[1] = 1
-"""Version of the JSON layout. A change that older files cannot express raises it."""
-
-MAX_TOKENS = 10_000_000
-MAX_TIME_S = 1e7
-MAX_REPLICAS = 1024
-MAX_REPEAT = 1_000_000
-
-Tokens: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
-PositiveTokens: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
-Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_TIME_S)]
-Index: TypeAlias = Annotated[int, Meta(ge=0)]
-Seed: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Dialect: TypeAlias = Literal["vllm", "sglang", "trtllm"]
-
-
-class CaseError(ValueError):
-    """A Case that cannot be: the message names the field, the value and what is allowed."""
+from sim.faults import FAULTS, Fault
+from sim.migrations import FORMAT, migrated
+from sim.registry import load_installed_plugins
+from sim.schema import (
+    MAX_REPEAT,
+    MAX_REPLICAS,
+    MAX_TOKENS,
+    CaseError,
+    Data,
+    Index,
+    PositiveTokenCount,
+    Seconds,
+    Seed,
+    TokenCount,
+    explained,
+    plain_json,
+)
 
 
-class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    pass
-
-
-class ClientView(_Data, frozen=True):
+class ClientView(Data, frozen=True):
     """What the *client* finds in its config where that differs from the server's: any JSON scalar, null, or absent."""
 
     response_length: int | float | str | bool | UnsetType | None = UNSET
 
 
-class Budget(_Data, frozen=True):
+class Budget(Data, frozen=True):
     """The length settings of verl's `actor_rollout_ref.rollout`.
 
     `max_model_len` unset or null means the model's `max_position_embeddings`, as verl's vLLM server has it.
@@ -54,10 +49,10 @@ class Budget(_Data, frozen=True):
     with its tool tokens.
     """
 
-    prompt_length: PositiveTokens
-    response_length: PositiveTokens
-    max_model_len: PositiveTokens | UnsetType | None = UNSET
-    max_position_embeddings: PositiveTokens = 32_768
+    prompt_length: PositiveTokenCount
+    response_length: PositiveTokenCount
+    max_model_len: PositiveTokenCount | UnsetType | None = UNSET
+    max_position_embeddings: PositiveTokenCount = 32_768
     policy: Literal["turn", "trajectory"] = "turn"
     client_view: ClientView | None = None
 
@@ -72,7 +67,7 @@ class Budget(_Data, frozen=True):
         return self.response_length if self.client_view is None else self.client_view.response_length
 
 
-class EngineSettings(_Data, frozen=True):
+class EngineSettings(Data, frozen=True):
     """The settings of a replica's engine, under vLLM's names; the defaults are those of verl's rollouts.
 
     `num_gpu_blocks` counts the null block. Null: as on a GPU with 30 GB to spare for the KV of a 7B model, or what
@@ -82,12 +77,12 @@ class EngineSettings(_Data, frozen=True):
 
     num_gpu_blocks: Annotated[int, Meta(ge=2, le=MAX_TOKENS)] | None = None
     block_size: Annotated[int, Meta(ge=1, le=65_536)] = 16
-    max_num_seqs: PositiveTokens | None = None
-    max_num_batched_tokens: PositiveTokens = 8192
+    max_num_seqs: PositiveTokenCount | None = None
+    max_num_batched_tokens: PositiveTokenCount = 8192
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    long_prefill_token_threshold: Tokens = 0
+    long_prefill_token_threshold: TokenCount = 0
     watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - settings are plain data, equal ones share the result
@@ -136,7 +131,7 @@ _NUM_GPU_BLOCKS = 32_768
 _MAX_NUM_SEQS = 1024
 
 
-class RooflineLatency(_Data, frozen=True, tag_field="latency", tag="roofline"):
+class RooflineLatency(Data, frozen=True, tag_field="latency", tag="roofline"):
     """A step takes what `hardware` needs at its peak for a model's weights, KV and sums; see `sim.engine.latency`."""
 
     hardware: str
@@ -145,7 +140,7 @@ class RooflineLatency(_Data, frozen=True, tag_field="latency", tag="roofline"):
     overhead_s: Seconds = 0.0
 
 
-class FittedLatency(_Data, frozen=True, tag_field="latency", tag="fitted"):
+class FittedLatency(Data, frozen=True, tag_field="latency", tag="fitted"):
     """A step takes `fixed_s`, and so much for each token that it schedules and for each token in its KV. The figures
     are those that `sim.engine.latency.Fitted` finds in measurements."""
 
@@ -157,7 +152,7 @@ class FittedLatency(_Data, frozen=True, tag_field="latency", tag="fitted"):
 LatencyModel: TypeAlias = RooflineLatency | FittedLatency
 
 
-class ServerSettings(_Data, frozen=True):
+class ServerSettings(Data, frozen=True):
     """How a replica behaves: the dialect of its grants, its gate, its engine, and how long its work takes.
 
     `submission_gate`: verl 0.9.1's servers park (or reject) what arrives between an abort and its resume;
@@ -167,13 +162,27 @@ class ServerSettings(_Data, frozen=True):
     `prefill_s`, however many there are.
     """
 
-    dialect: Dialect = "vllm"
+    dialect: str = "vllm"
     submission_gate: bool = True
     token_time_s: Seconds = 0.01
     prefill_s: Seconds = 0.0
     admission_s: Seconds = 0.0
     engine: EngineSettings | None = EngineSettings()
     latency: LatencyModel | None = None
+
+    def __post_init__(self) -> None:
+        if self.dialect not in DIALECTS and DIALECTS.find(self.dialect) is None:
+            raise CaseError(f"server.dialect: {DIALECTS.unknown(self.dialect)}")
+
+    @property
+    def rules(self) -> Dialect:
+        """What servers of its dialect do."""
+        return DIALECTS[self.dialect]
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether what arrives during a pause waits in front of the engine."""
+        return self.submission_gate and self.rules.has_gate
 
     def make_latency(self) -> Latency:
         """How long the engine's steps take; a CaseError for hardware or a model that is unknown."""
@@ -194,29 +203,34 @@ class ServerSettings(_Data, frozen=True):
                 return Constant(round(self.token_time_s * 10**9), round(self.prefill_s * 10**9))
 
 
-class Router(_Data, frozen=True):
+class Router(Data, frozen=True):
     """Settings of the balancer. `tie_break` steers the built-in one only; a SUT's own breaks ties its own way."""
 
     tie_break: Literal["first", "random"] = "random"
     sticky: bool = True
 
 
-class Limit(_Data, frozen=True):
+class Limit(Data, frozen=True):
     """An explicit limit in the caller's sampling params, and under which key(s) it is spelled."""
 
     spelling: Literal["max_tokens", "max_new_tokens", "both"]
-    tokens: Tokens
+    tokens: TokenCount
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that it is under."""
+        return LIMIT_KEYS if self.spelling == "both" else (self.spelling,)
 
 
-class Turn(_Data, frozen=True):
+class Turn(Data, frozen=True):
     """One call of generate: the model's `response_tokens`-th token ends it (null: never), then a tool answers."""
 
-    response_tokens: PositiveTokens | None = None
-    tool_tokens: Tokens = 0
+    response_tokens: PositiveTokenCount | None = None
+    tool_tokens: TokenCount = 0
     tool_time_s: Seconds = 0.0
 
 
-class Session(_Data, frozen=True):
+class Session(Data, frozen=True):
     """The turns of one request_id.
 
     `shares_params_with`: the session whose sampling-params object this one reuses. `shares_prompt_with`: the session
@@ -224,7 +238,7 @@ class Session(_Data, frozen=True):
     prefix cache; what the model answers is each one's own.
     """
 
-    prompt_tokens: PositiveTokens
+    prompt_tokens: PositiveTokenCount
     turns: Annotated[tuple[Turn, ...], Meta(min_length=1)] = (Turn(),)
     arrival_s: Seconds = 0.0
     limit: Limit | None = None
@@ -232,112 +246,7 @@ class Session(_Data, frozen=True):
     shares_prompt_with: Index | None = None
 
 
-class AtTime(_Data, frozen=True, tag_field="on", tag="time"):
-    """At a point of virtual time."""
-
-    time_s: Seconds
-
-
-class AfterTokens(_Data, frozen=True, tag_field="on", tag="tokens"):
-    """Once `session` has decoded `tokens` in all, over all of its requests. Can be replayed on a real engine."""
-
-    session: Index
-    tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
-
-
-class AfterSent(_Data, frozen=True, tag_field="on", tag="sent"):
-    """Once `session` has sent its request number `requests` (from 1) to a server. Can be replayed on a real engine."""
-
-    session: Index
-    requests: Annotated[int, Meta(ge=1, le=100_000)]
-
-
-class Every(_Data, frozen=True, tag_field="on", tag="every"):
-    """Again and again until all sessions have ended: first after `time_s`, then `time_s` after the last was over.
-
-    Not for ever, where it keeps them from ending: see `sim.world.world.bounds_of`.
-    """
-
-    time_s: Annotated[float, Meta(ge=1e-6, le=MAX_TIME_S)]
-
-
-When: TypeAlias = AtTime | AfterTokens | AfterSent | Every
-
-
-class WeightUpdate(_Data, frozen=True, tag_field="fault", tag="weight_update"):
-    """Every replica aborts all requests, takes the next weight version after `pause_s`, and resumes.
-
-    `leaving`: replicas that leave the balancer first and reject what still arrives, then are added again and the
-    sticky cache is cleared (the hybrid replicas of verl's separate-async trainer). Empty: its colocated trainer.
-    `reset_prefix_cache`: whether the abort clears the prefix cache, as verl has it.
-    `pause_mode`: vLLM's. `abort` is what verl does; with `wait` the replicas run what they have to its end first, with
-    `keep` they freeze it and go on with the new weights, having computed its KV anew if `reset_prefix_cache`.
-    """
-
-    at: When
-    pause_s: Seconds = 1.0
-    leaving: tuple[Index, ...] = ()
-    reset_prefix_cache: bool = True
-    pause_mode: PauseMode = "abort"
-
-
-class AbortAll(_Data, frozen=True, tag_field="fault", tag="abort_all"):
-    """One replica aborts all of its requests and resumes after `pause_s`, on the same weights."""
-
-    at: When
-    replica: Index
-    pause_s: Seconds = 0.0
-    reset_prefix_cache: bool = True
-
-
-class AbortRequest(_Data, frozen=True, tag_field="fault", tag="abort_request"):
-    """The live request of `session`, if any, is aborted by its id."""
-
-    at: When
-    session: Index
-
-
-class CancelClient(_Data, frozen=True, tag_field="fault", tag="cancel_client"):
-    """The task that runs `session` is cancelled."""
-
-    at: When
-    session: Index
-
-
-class RemoveReplica(_Data, frozen=True, tag_field="fault", tag="remove_replica"):
-    """A replica leaves the balancer; its requests go on."""
-
-    at: When
-    replica: Index
-
-
-class AddReplica(_Data, frozen=True, tag_field="fault", tag="add_replica"):
-    """A replica is added to the balancer, whether or not it is there already."""
-
-    at: When
-    replica: Index
-
-
-class ClearSticky(_Data, frozen=True, tag_field="fault", tag="clear_sticky"):
-    """The balancer forgets which session went where."""
-
-    at: When
-
-
-class DelayReleases(_Data, frozen=True, tag_field="fault", tag="delay_releases"):
-    """From `at` on, for `duration_s`, every release reaches the balancer `delay_s` late."""
-
-    at: When
-    delay_s: Seconds
-    duration_s: Seconds = MAX_TIME_S
-
-
-Fault: TypeAlias = (
-    WeightUpdate | AbortAll | AbortRequest | CancelClient | RemoveReplica | AddReplica | ClearSticky | DelayReleases
-)
-
-
-class Transport(_Data, frozen=True):
+class Transport(Data, frozen=True):
     """How calls travel. `copies`: as Ray does, arguments are copied; `shared`: objects are passed as they are."""
 
     objects: Literal["copies", "shared"] = "copies"
@@ -345,7 +254,7 @@ class Transport(_Data, frozen=True):
     balancer_delay_s: Seconds = 0.0
 
 
-class Schedule(_Data, frozen=True):
+class Schedule(Data, frozen=True):
     """Which ready callback runs next: FIFO, a seeded random pick, or FIFO but for explicit (step, pick) deviations."""
 
     policy: Literal["fifo", "random", "explicit"] = "fifo"
@@ -353,7 +262,7 @@ class Schedule(_Data, frozen=True):
     deviations: tuple[tuple[Index, Index], ...] = ()
 
 
-class Case(_Data, frozen=True):
+class Case(Data, frozen=True):
     """One world, whole. See the module's docstring; fields left out of the JSON take the defaults shown here.
 
     `repeat`: the sessions are run so many times over, each time as new ones; a session's number counts on.
@@ -373,7 +282,7 @@ class Case(_Data, frozen=True):
     schedule: Schedule = Schedule()
     repeat: Annotated[int, Meta(ge=1, le=MAX_REPEAT)] = 1
     max_concurrent_sessions: Annotated[int, Meta(ge=1)] | None = None
-    format: Literal[1] = FORMAT
+    format: int = FORMAT
 
     @property
     def num_sessions(self) -> int:
@@ -388,6 +297,8 @@ class Case(_Data, frozen=True):
         return self.sessions[index % len(self.sessions)]
 
     def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise CaseError(f"format is {self.format}: a Case is of format {FORMAT}; files of others are read as such")
         context_tokens = self.budget.context_tokens
         if context_tokens > self.budget.max_position_embeddings:
             raise CaseError(
@@ -415,32 +326,9 @@ class Case(_Data, frozen=True):
                     f" shared, since repeated sessions are judged one by one"
                 )
         for i, fault in enumerate(self.faults):
-            self._check_fault(f"faults[{i}]", fault)
+            fault.check(f"faults[{i}]", self)
         if self.schedule.deviations and self.schedule.policy != "explicit":
             raise CaseError(f"schedule.deviations need schedule.policy explicit, not {self.schedule.policy}")
-
-    def _check_fault(self, where: str, fault: Fault) -> None:
-        named = [(f"{where}.session", getattr(fault, "session", None), self.num_sessions, "session")]
-        named.append((f"{where}.replica", getattr(fault, "replica", None), self.replicas, "replica"))
-        if isinstance(fault.at, AfterTokens | AfterSent):
-            named.append((f"{where}.at.session", fault.at.session, self.num_sessions, "session"))
-        if isinstance(fault, WeightUpdate):
-            named.extend((f"{where}.leaving", replica, self.replicas, "replica") for replica in fault.leaving)
-            if len(set(fault.leaving)) >= self.replicas:
-                raise CaseError(f"{where}.leaving names all {self.replicas} replicas: at least one must stay")
-            if fault.pause_mode != "abort":
-                self._check_pause_mode(f"{where}.pause_mode is {fault.pause_mode}", fault)
-        for path, index, count, what in named:
-            if index is not None and index >= count:
-                raise CaseError(f"{path} is {index}: there is no such {what}, allowed are 0 to {count - 1}")
-
-    def _check_pause_mode(self, where: str, fault: WeightUpdate) -> None:
-        if self.server.dialect != "vllm":
-            raise CaseError(f"{where}: only vLLM has it, and server.dialect is {self.server.dialect}")
-        if self.server.engine is None:
-            raise CaseError(f"{where}: it needs an engine that can be paused, and server.engine is null")
-        if fault.leaving:
-            raise CaseError(f"{where}: replicas in leaving abort what they have, so only abort is allowed with them")
 
 
 def _check_shared_params(i: int, session: Session, sessions: tuple[Session, ...]) -> None:
@@ -485,85 +373,53 @@ def explicit_limit(case: Case, session: int) -> Limit | None:
     return case.session(params_owner(case, session)).limit
 
 
-_decoder = msgspec.json.Decoder(Case)
+@functools.lru_cache(maxsize=4)
+def _layout(kinds_of_faults: int) -> Any:
+    """A Case's fields as a struct whose faults are of the kinds known by now: msgspec wants a closed union."""
+    assert kinds_of_faults == len(FAULTS)
+    kinds: Any = functools.reduce(operator.or_, FAULTS.values())
+    fields: list[tuple[str, Any, Any]] = []
+    for field in msgspec.structs.fields(Case):
+        kind = tuple.__class_getitem__((kinds, ...)) if field.name == "faults" else field.type
+        fields.append((field.name, kind, field.default))
+    return msgspec.defstruct("Case", fields, bases=(Data,), frozen=True)
 
-_SHOWN_CHARS = 60
+
+def layout() -> Any:
+    """The struct that a Case is read through; `sim.schema.explained` wants it."""
+    return _layout(len(FAULTS))
+
+
+@functools.lru_cache(maxsize=4)
+def _decoder(kinds_of_faults: int) -> "msgspec.json.Decoder[Any]":
+    return msgspec.json.Decoder(_layout(kinds_of_faults))
+
+
+def convert(data: Any) -> Case:
+    """A Case from plain dicts and lists. Raises `CaseError`, or msgspec's ValidationError unexplained: for many that
+    cannot be."""
+    return Case(*msgspec.structs.astuple(msgspec.convert(data, layout())))
+
+
+def _is_of_another_format(data: Any) -> bool:
+    return isinstance(data, dict) and data.get("format", FORMAT) != FORMAT
 
 
 def loads(text: str | bytes, source: str = "the case") -> Case:
-    """A Case from JSON. Raises `CaseError` naming `source`, the path inside it, the value and what is allowed."""
+    """A Case from JSON of this or any earlier format. Raises `CaseError` naming `source`, the path inside it, the
+    value and what is allowed."""
     try:
-        return _decoder.decode(text)
+        found = _decoder(len(FAULTS)).decode(text)
+        if found.format == FORMAT:
+            return Case(*msgspec.structs.astuple(found))
+        return from_builtins(plain_json(text), source)
     except msgspec.ValidationError as error:
-        raise CaseError(f"{source}: {explained(error, plain_json(text), Case)}") from None
+        data = plain_json(text)
+        if _is_of_another_format(data) or load_installed_plugins():
+            return from_builtins(data, source)
+        raise CaseError(f"{source}: {explained(error, data, layout())}") from None
     except (CaseError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CaseError(f"{source}: {error}") from None
-
-
-def plain_json(text: str | bytes) -> Any:
-    """The JSON without a schema; None where it is malformed further on, behind the value that was wrong."""
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def explained(error: msgspec.ValidationError, data: Any, kind: Any) -> str:
-    """msgspec's message about `data`, with what it leaves out: the value at that path, and what may stand there."""
-    message = str(error)
-    path = re.search(r" - at `\$(.*)`$", message)
-    steps = [] if path is None else re.findall(r"\.([^.\[]+)|\[(\d+)\]", path[1])
-    here: Any = msgspec.inspect.type_info(kind)
-    for name, number in steps:
-        step = int(number) if number else name
-        here = _inside(here, step, data)
-        if not isinstance(data, dict | list) or (isinstance(data, dict) and step not in data):
-            return message
-        data = data[step]
-    shown = repr(data) if isinstance(data, str | int | float | None) else type(data).__name__
-    if len(shown) > _SHOWN_CHARS:
-        shown = shown[:_SHOWN_CHARS] + "…"
-    if message.startswith(("Invalid", "Object contains unknown")):
-        allowed = _allowed(here, data)
-        return f"{message} (allowed are {', '.join(allowed)})" if allowed else message
-    return f"{message} (it is {shown})" if message.startswith("Expected") and steps else message
-
-
-def _options(here: Any) -> Any:
-    """The types that a value may have: those of a union, or the one."""
-    return here.types if isinstance(here, inspect.UnionType) else (here,)
-
-
-def _structs(here: Any, data: Any) -> list[Any]:
-    """The structs among a value's possible types; where its tag names one, that one alone."""
-    structs = [option for option in _options(here) if isinstance(option, inspect.StructType)]
-    named = [
-        each for each in structs if isinstance(data, dict) and each.tag_field and data.get(each.tag_field) == each.tag
-    ]
-    return named or structs
-
-
-def _inside(here: Any, step: str | int, data: Any) -> Any:
-    """The type one step further down; None where that is not known."""
-    if isinstance(step, int):
-        for option in _options(here):
-            if isinstance(option, inspect.VarTupleType):
-                return option.item_type
-            if isinstance(option, inspect.TupleType) and step < len(option.item_types):
-                return option.item_types[step]
-        return None
-    structs = _structs(here, data)
-    tags = [each.tag for each in structs if each.tag_field == step]
-    if tags:
-        return inspect.LiteralType(tuple(tags))
-    return next((field.type for each in structs for field in each.fields if field.encode_name == step), None)
-
-
-def _allowed(here: Any, data: Any) -> list[str]:
-    """The values of a literal, or the fields of a struct."""
-    values = [repr(value) for each in _options(here) if isinstance(each, inspect.LiteralType) for value in each.values]
-    structs = _structs(here, data)
-    return values or ([field.encode_name for field in structs[0].fields] if len(structs) == 1 else [])
 
 
 def dumps(case: Case, *, indent: int = 2) -> str:
@@ -579,8 +435,10 @@ def to_builtins(case: Case) -> dict[str, Any]:
 def from_builtins(data: Any, source: str = "the case") -> Case:
     """A Case from plain dicts and lists; errors as in `loads`."""
     try:
-        return msgspec.convert(data, Case)
+        if _is_of_another_format(data):
+            data = migrated(data)
+        return convert(data)
     except msgspec.ValidationError as error:
-        raise CaseError(f"{source}: {explained(error, data, Case)}") from None
+        raise CaseError(f"{source}: {explained(error, data, layout())}") from None
     except CaseError as error:
         raise CaseError(f"{source}: {error}") from None

@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from sim.case import Case, CaseError, explained, plain_json, to_builtins
+from sim.case import Case, loads, to_builtins
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.harness import check_same_digest
 from sim.invariants.interface import Violation
 from sim.rolling import run_rolling
+from sim.schema import CaseError, Data, explained, plain_json
 from sim.sut.interface import Sut
 from sim.sut.registry import CLEAN
 from sim.world import run_world
@@ -72,8 +73,18 @@ class Replay(msgspec.Struct, frozen=True):
 _MOST_BYTES = 64 * 2**20
 """A device file has no end."""
 
-_entry_decoder = msgspec.json.Decoder(Entry)
-_case_decoder = msgspec.json.Decoder(Case)
+
+class _Envelope(Data, frozen=True, kw_only=True):
+    """An entry's own fields, around a case that is still to be read."""
+
+    origin: str = ""
+    invariant: str | None = None
+    expected: dict[str, list[str]] = {}
+    case: msgspec.Raw
+    format: Literal[1] = 1
+
+
+_envelope_decoder = msgspec.json.Decoder(_Envelope)
 
 
 def read(path: Path) -> Entry:
@@ -85,19 +96,19 @@ def read(path: Path) -> Entry:
             text = file.read(_MOST_BYTES)
     except OSError as error:
         raise CaseError(f"{path}: cannot be read: {error.strerror}") from None
-    fields: dict[str, msgspec.Raw] = {}
     try:
-        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        if "case" in fields:
-            return _entry_decoder.decode(text)
-        return Entry(case=_case_decoder.decode(text))
-    except CaseError as error:
-        raise CaseError(f"{path}: {error}") from None
+        if "case" not in msgspec.json.decode(text, type=dict[str, msgspec.Raw]):
+            return Entry(case=loads(text, str(path)))
+        envelope = _envelope_decoder.decode(text)
+        case = loads(bytes(envelope.case), f"{path}: case")
     except msgspec.ValidationError as error:
-        kind = Entry if "case" in fields else Case
-        raise CaseError(f"{path}: {explained(error, plain_json(text), kind)}") from None
+        raise CaseError(f"{path}: {explained(error, plain_json(text), _Envelope)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CaseError(f"{path}: {error}{_place(str(error), text)}") from None
+    try:
+        return Entry(origin=envelope.origin, invariant=envelope.invariant, expected=envelope.expected, case=case)
+    except CaseError as error:
+        raise CaseError(f"{path}: {error}") from None
 
 
 def _place(error: str, text: bytes) -> str:

@@ -15,6 +15,20 @@ from typing import Generic, Self, TypeAlias, TypeVar, overload
 Ids = tuple[tuple[int, int], ...]
 """Token ids as runs of consecutive ids: (first id, count)."""
 
+SESSION_STRIDE = 1 << 24
+"""Token ids of one session, more than any context holds: an id says whose it is and where it stands."""
+
+
+def first_token(session: int) -> int:
+    """The id of the token at position 0 of a session."""
+    return (session + 1) * SESSION_STRIDE
+
+
+def session_of(token_id: int) -> int:
+    """The session that a token id belongs to."""
+    return operator.index(token_id) // SESSION_STRIDE - 1
+
+
 T = TypeVar("T", int, float)
 R = TypeVar("R", bound=tuple[int, ...])
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from sim.case import Case
+from sim.dialects import Outcome
 from sim.tokens import Ids
 
 
@@ -53,7 +54,7 @@ class Sent(_Event, frozen=True, tag="sent"):
 
 
 class Granted(_Event, frozen=True, tag="granted"):
-    """The server settled on a max_tokens; fields as in `sim.dialects.grants.Grant`."""
+    """The server settled on a max_tokens; fields as in `sim.dialects.Grant`."""
 
     request: int
     tokens: int
@@ -94,9 +95,6 @@ class Decoded(_Event, frozen=True, tag="decoded"):
     version: int
 
 
-Outcome = Literal["stop", "length", "abort", "refused", "error"]
-
-
 class Ended(_Event, frozen=True, tag="ended"):
     """The server is done with the request. `refused`: turned away at the gate; `error`: the call raised.
 
@@ -122,6 +120,10 @@ class Discarded(_Event, frozen=True, tag="discarded"):
 
     request: int
     tokens: int
+
+
+Role = Literal["acquire", "release", "add", "remove", "clear_sticky"]
+"""What a message to the balancer does, whatever a framework calls it."""
 
 
 class Message(_Event, frozen=True, tag="message"):

@@ -6,38 +6,9 @@ import re
 import msgspec
 import pytest
 
-from sim.case import (
-    FORMAT,
-    AbortAll,
-    AddReplica,
-    AfterSent,
-    AfterTokens,
-    AtTime,
-    Budget,
-    CancelClient,
-    Case,
-    CaseError,
-    ClientView,
-    DelayReleases,
-    EngineSettings,
-    FittedLatency,
-    Limit,
-    RemoveReplica,
-    RooflineLatency,
-    Router,
-    Schedule,
-    ServerSettings,
-    Session,
-    Transport,
-    Turn,
-    WeightUpdate,
-    dumps,
-    explicit_limit,
-    from_builtins,
-    loads,
-    params_owner,
-    to_builtins,
-)
+from sim.case import FORMAT, Budget, Case, ClientView, EngineSettings, FittedLatency, Limit, RooflineLatency, Router, Schedule, ServerSettings, Session, Transport, Turn, dumps, explicit_limit, from_builtins, loads, params_owner, to_builtins
+from sim.faults import AbortAll, AddReplica, AfterSent, AfterTokens, AtTime, CancelClient, DelayReleases, RemoveReplica, WeightUpdate
+from sim.schema import CaseError
 
 BUDGET = Budget(prompt_length=4, response_length=8, max_model_len=32)
 ONE = Session(prompt_tokens=2)

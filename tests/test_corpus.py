@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sim import corpus
-from sim.case import Budget, Case, CaseError, Session
+from sim.case import Budget, Case, Session
+from sim.schema import CaseError
 from sim.sut.registry import CLEAN, load_sut
 
 CORPUS = Path(__file__).parent.parent / "properties" / "corpus"

@@ -5,29 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sim.case import (
-    AbortAll,
-    AbortRequest,
-    AddReplica,
-    AfterSent,
-    AfterTokens,
-    AtTime,
-    Budget,
-    CancelClient,
-    Case,
-    ClearSticky,
-    DelayReleases,
-    Every,
-    Limit,
-    RemoveReplica,
-    Router,
-    Schedule,
-    ServerSettings,
-    Session,
-    Transport,
-    Turn,
-    WeightUpdate,
-)
+from sim.faults import AbortAll, AbortRequest, AddReplica, AfterSent, AfterTokens, AtTime, CancelClient, ClearSticky, DelayReleases, Every, RemoveReplica, WeightUpdate
+from sim.case import Budget, Case, Limit, Router, Schedule, ServerSettings, Session, Transport, Turn
 from sim.clock import to_ns
 from sim.invariants import judge
 from sim.search.strategies import response_cases, routing_cases

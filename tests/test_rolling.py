@@ -11,25 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sim import corpus, rolling
-from sim.case import (
-    AddReplica,
-    AfterTokens,
-    AtTime,
-    Budget,
-    CancelClient,
-    Case,
-    CaseError,
-    EngineSettings,
-    Every,
-    Limit,
-    RemoveReplica,
-    Schedule,
-    ServerSettings,
-    Session,
-    Transport,
-    Turn,
-    WeightUpdate,
-)
+from sim.faults import AddReplica, AfterTokens, AtTime, CancelClient, Every, RemoveReplica, WeightUpdate
+from sim.case import Budget, Case, EngineSettings, Limit, Schedule, ServerSettings, Session, Transport, Turn
+from sim.schema import CaseError
 from sim.invariants import judge
 from sim.rolling import RollingTrace
 from sim.search.schedules import under_schedules

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.case import AbortAll, AfterTokens, Budget, Case, Session, Turn
+from sim.faults import AbortAll, AfterTokens
+from sim.case import Budget, Case, Session, Turn
 from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut

@@ -73,7 +73,7 @@ def main() -> None:
 def _guarded() -> Iterator[None]:
     """For all that may run a SUT: what it prints goes to standard error, and what a person can act on is one line. What
     else is raised is a fault of ours."""
-    from sim.case import CaseError
+    from sim.schema import CaseError
     from sim.sut.interface import SutError
 
     try:

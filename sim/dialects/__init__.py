@@ -1,1 +1,41 @@
-"""How a server turns a request into a grant."""
+"""Kinds of servers, by the name that Cases have for them.
+
+`vllm`, `sglang` and `trtllm` are verl's servers in front of these engines; `plain-vllm` and `plain-sglang` the engines'
+own.
+"""
+
+from sim.dialects.defaults import DefaultLimit, FixedLimit, Lengths, PromptAllowance, Room
+from sim.dialects.dialect import Dialect, Grant, Outcome, Refused
+from sim.dialects.limits import LIMIT_KEYS, MAX_NEW_TOKENS_KEY, MAX_TOKENS_KEY
+from sim.dialects.sglang import PLAIN_SGLANG, SGLANG
+from sim.dialects.trtllm import TRTLLM
+from sim.dialects.vllm import PLAIN_VLLM, VLLM
+from sim.registry import Registry
+
+DIALECTS: Registry[Dialect] = Registry("dialect")
+
+
+def register_dialect(dialect: Dialect) -> Dialect:
+    """Makes a dialect known, so that Cases can name it. Raises `RegistrationError` for a name that is taken."""
+    return DIALECTS.add(dialect.name, dialect)
+
+
+for _dialect in (VLLM, SGLANG, TRTLLM, PLAIN_VLLM, PLAIN_SGLANG):
+    register_dialect(_dialect)
+
+__all__ = [
+    "DIALECTS",
+    "LIMIT_KEYS",
+    "MAX_NEW_TOKENS_KEY",
+    "MAX_TOKENS_KEY",
+    "DefaultLimit",
+    "Dialect",
+    "FixedLimit",
+    "Grant",
+    "Lengths",
+    "Outcome",
+    "PromptAllowance",
+    "Refused",
+    "Room",
+    "register_dialect",
+]

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from sim.case import Case, explicit_limit, params_owner
-from sim.dialects.grants import room_tokens
 from sim.invariants.interface import Invariant, Violation
 from sim.trace import Attempt, Logged, Trace, TurnRecord
 
@@ -108,7 +107,7 @@ def check_usable(case: Case, trace: Trace) -> list[Violation]:
             continue
         returned = returned_tokens(turn)
         left = budget - used_before_tokens(case, trace, session, turn) - returned
-        room = room_tokens(case.server.dialect, case.budget, turn.started.prompt_tokens + returned)
+        room = case.server.rules.room_tokens(case.budget, turn.started.prompt_tokens + returned)
         if left > 0 and room > 0:
             violations.append(
                 Violation(

@@ -5,8 +5,7 @@ from msgspec import UNSET
 from sim.case import Case
 from sim.invariants.budget import usable
 from sim.invariants.interface import Invariant, Violation
-from sim.servers.server import first_token
-from sim.tokens import Ids
+from sim.tokens import Ids, first_token
 from sim.trace import Message, Trace, TurnRecord, WorldEnded
 
 

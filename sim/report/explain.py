@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.case import AfterSent, AfterTokens, AtTime, Case, Every, Fault, When, explicit_limit
+from sim.case import Case, explicit_limit
+from sim.faults import AfterSent, AfterTokens, AtTime, Every, Fault, When
 from sim.invariants import INVARIANTS, Violation, judge
 from sim.invariants.budget import turn_budget_tokens, usable, used_before_tokens
 from sim.invariants.lifecycle import failures_of_itself, odd_config

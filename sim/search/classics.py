@@ -7,26 +7,17 @@ from collections.abc import Collection
 
 import msgspec
 
-from sim.case import (
+from sim.case import Budget, Case, ClientView, EngineSettings, Limit, ServerSettings, Session, Transport, Turn
+from sim.faults import (
     AbortAll,
     AbortRequest,
     AddReplica,
     AfterSent,
     AfterTokens,
     AtTime,
-    Budget,
     CancelClient,
-    Case,
-    ClientView,
     DelayReleases,
-    Dialect,
-    EngineSettings,
-    Limit,
     RemoveReplica,
-    ServerSettings,
-    Session,
-    Transport,
-    Turn,
     WeightUpdate,
 )
 from sim.invariants import INVARIANTS
@@ -153,7 +144,7 @@ CLASSICS = (
 
 
 def classic_cases(
-    kinds: Collection[str], dialect: Dialect = "vllm", policy: Policy = "turn", most_turns: int = 3
+    kinds: Collection[str], dialect: str = "vllm", policy: Policy = "turn", most_turns: int = 3
 ) -> tuple[Case, ...]:
     """The classics for invariants of these kinds, fitted to what a search varies."""
     return tuple(
@@ -163,7 +154,7 @@ def classic_cases(
     )
 
 
-def _fitted(case: Case, dialect: Dialect, policy: Policy, most_turns: int) -> Case:
+def _fitted(case: Case, dialect: str, policy: Policy, most_turns: int) -> Case:
     replace = msgspec.structs.replace
     sessions = tuple(replace(session, turns=session.turns[:most_turns]) for session in case.sessions)
     budget, server = replace(case.budget, policy=policy), replace(case.server, dialect=dialect)

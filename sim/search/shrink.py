@@ -20,8 +20,9 @@ from typing import Any
 
 import msgspec
 
-from sim.case import Case, CaseError, Schedule, to_builtins
+from sim.case import Case, Schedule, convert, to_builtins
 from sim.clock import Chooser, Fifo
+from sim.schema import CaseError
 from sim.sut.interface import Sut
 from sim.world import World
 
@@ -65,7 +66,7 @@ def _smaller(case: Case) -> Iterator[Case]:
 
 def _valid(data: Any) -> Iterator[Case]:
     with suppress(CaseError, msgspec.ValidationError):
-        yield msgspec.convert(data, Case)  # from_builtins takes longer to explain what is wrong than a world runs
+        yield convert(data)  # from_builtins takes longer to explain what is wrong than a world runs
 
 
 def _without_session(data: dict[str, Any], gone: int) -> dict[str, Any]:

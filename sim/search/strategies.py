@@ -12,27 +12,19 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from sim.case import (
+from sim.case import Budget, Case, ClientView, Limit, ServerSettings, Session, Transport, Turn
+from sim.faults import (
     AbortAll,
     AbortRequest,
     AddReplica,
     AfterSent,
     AfterTokens,
     AtTime,
-    Budget,
     CancelClient,
-    Case,
     ClearSticky,
-    ClientView,
     DelayReleases,
-    Dialect,
     Fault,
-    Limit,
     RemoveReplica,
-    ServerSettings,
-    Session,
-    Transport,
-    Turn,
     WeightUpdate,
     When,
 )
@@ -159,14 +151,14 @@ _response_faults = st.lists(
 _routing_faults = st.lists(st.one_of(_membership_faults, _membership_faults, _cancel_faults, _abort_faults), max_size=4)
 
 
-def _with_dialect(server: ServerSettings, dialect: Dialect) -> ServerSettings:
+def _with_dialect(server: ServerSettings, dialect: str) -> ServerSettings:
     return msgspec.structs.replace(server, dialect=dialect)
 
 
 # Cases
 
 
-def response_cases(dialect: Dialect = "vllm", policy: Policy = "turn", most_turns: int = 3) -> st.SearchStrategy[Case]:
+def response_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: int = 3) -> st.SearchStrategy[Case]:
     """A few sessions whose responses are aborted and resumed: budgets, limits, configs, conservation, liveness."""
 
     def fitted(drawn: tuple[Any, ...]) -> Case:
@@ -202,7 +194,7 @@ def response_cases(dialect: Dialect = "vllm", policy: Policy = "turn", most_turn
     ).map(fitted)
 
 
-def routing_cases(dialect: Dialect = "vllm", policy: Policy = "turn", most_turns: int = 3) -> st.SearchStrategy[Case]:
+def routing_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: int = 3) -> st.SearchStrategy[Case]:
     """Sessions in a row or at once on several replicas that come and go: counters, stickiness, spread."""
     budget = Budget(8, 8, policy=policy)
 

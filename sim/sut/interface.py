@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from sim.servers.server import FakeRolloutServer
+from sim.servers.port import MakeServer
+from sim.servers.server import SimulatedServer
+from sim.sut.framework import Framework
 from sim.tokens import Tokens
 
 
@@ -12,33 +14,16 @@ class SutError(ValueError):
     """A SUT that does not exist or cannot be driven: the message says which are known, or what is missing."""
 
 
-class Config:
-    """A verl-shaped config: attribute access, `get`, AttributeError for what is missing."""
-
-    def __init__(self, **values: Any) -> None:
-        self.__dict__.update(values)
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The value, or `default` where the key is missing."""
-        return self.__dict__.get(name, default)
-
-    def __repr__(self) -> str:
-        return f"Config({', '.join(f'{key}={value!r}' for key, value in self.__dict__.items())})"
-
-
 @dataclass(frozen=True)
 class Context:
     """What a factory gets. Handles have `.remote()` methods that return awaitables, as Ray's actor handles do.
 
+    `config`: as the framework's clients know it. `servers`: handles by replica name.
     `make_balancer(cls)` makes a balancer of the given class (a Ray actor class is unwrapped), registers it as this
     world's balancer and returns its handle; `balancer` is the handle of a built-in one, made on first use.
     """
 
-    config: Config
+    config: Any
     servers: dict[str, Any]
     make_balancer: Callable[[type[Any]], Any]
     default_balancer: Callable[[], Any]
@@ -53,7 +38,7 @@ class Context:
 
 
 class Client(Protocol):
-    """A rollout client, as verl's agent loops call it.
+    """A rollout client, as agent loops call it.
 
     Token ids and log probabilities are lists, unless it has an attribute `takes_runs` that is True: then they are
     `TokenIds` and `LogProbs` (sim.tokens), which cost nothing a token.
@@ -73,10 +58,19 @@ class Sut:
     """A system under test by name.
 
     `key`: under which expected verdicts are kept: the name, or name==version for a package. `factory`: returns a
-    client, or (client, balancer). `server_class`: the servers of its world; planted bugs may replace it.
+    client, or (client, balancer). `framework`: whose config, params and messages it knows. `make_server`: makes the
+    servers of its world; planted bugs may bring their own.
     """
 
     name: str
     key: str
     factory: Factory
-    server_class: type[FakeRolloutServer] = FakeRolloutServer
+    framework: Framework
+    make_server: MakeServer = SimulatedServer
+
+
+def unwrapped(cls: type[Any]) -> type[Any]:
+    """The plain class inside a Ray actor class; a plain class as it is."""
+    metadata = getattr(cls, "__ray_metadata__", None)
+    plain: type[Any] = cls if metadata is None else metadata.modified_class
+    return plain

@@ -3,15 +3,19 @@
 They prove that the harness finds what it should: each is caught by the invariant it is listed under.
 """
 
+import dataclasses
 import random
 from typing import Any, NamedTuple
 
-from sim.servers.server import FakeRolloutServer, TokenOutput
+from sim.dialects import LIMIT_KEYS
+from sim.servers.port import Events, Instead, MakeServer, RolloutServer, ServerParts
+from sim.servers.server import SimulatedServer
 from sim.sut.interface import Context, Factory
-from sim.sut.reference.client import LIMIT_KEYS, DeferredClient, PinnedClient
+from sim.sut.reference.client import DeferredClient, PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
+from sim.sut.verl.servers import TokenOutput
 from sim.tokens import Tokens
-from sim.trace import Outcome
+from sim.trace import Ended, Event
 
 
 class StingyClient(PinnedClient):
@@ -47,23 +51,6 @@ class SilentFallbackClient(PinnedClient):
 
     def report_fallback(self, configured: Any) -> None:
         del configured
-
-
-class DeafServer(FakeRolloutServer):
-    """Ignores the limit that the client sends (TensorRT-LLM's server in verl)."""
-
-    def generate(self, request: int, prompt_ids: Tokens, sampling_params: Any, *args: Any, **kw: Any) -> Any:
-        deaf = {key: value for key, value in sampling_params.items() if key not in LIMIT_KEYS}
-        return super().generate(request, prompt_ids, deaf, *args, **kw)
-
-
-class TwiceEndingServer(FakeRolloutServer):
-    """Says of an aborted request that it ended, and then once more."""
-
-    def _end(self, request: int, outcome: Outcome, tokens: int, *more: Any, **named: Any) -> None:
-        super()._end(request, outcome, tokens, *more, **named)
-        if outcome == "abort":
-            super()._end(request, "length", tokens)
 
 
 class TokenLosingClient(PinnedClient):
@@ -110,14 +97,14 @@ class UnevenBalancer(LeastLoadedBalancer):
     """Chooses any replica, however loaded."""
 
     def choose(self) -> str:
-        return random.choice(list(self._servers))
+        return random.choice(list(self.servers))
 
 
 class ForgetfulBalancer(LeastLoadedBalancer):
     """Forgets where a session was."""
 
     def acquire_server(self, request_id: str) -> tuple[str, Any]:
-        self._session_server.pop(request_id, None)
+        self.session_server.pop(request_id, None)
         return super().acquire_server(request_id)
 
 
@@ -127,8 +114,8 @@ class ZeroingBalancer(LeastLoadedBalancer):
     def add_servers(self, servers: dict[str, Any]) -> None:
         super().add_servers(servers)
         for name in servers:
-            self._in_flight[name] = {}
-            self._loads[name] = 0
+            self.in_flight[name] = {}
+            self.loads[name] = 0
 
 
 class FavouriteBalancer(LeastLoadedBalancer):
@@ -146,25 +133,10 @@ class GhostBalancer(LeastLoadedBalancer):
         self._known = dict(servers)
 
     def acquire_server(self, request_id: str) -> tuple[str, Any]:
-        name = self._session_server.get(request_id)
-        if name is not None and name not in self._servers:
+        name = self.session_server.get(request_id)
+        if name is not None and name not in self.servers:
             return name, self._known[name]
         return super().acquire_server(request_id)
-
-
-class CacheKeepingServer(FakeRolloutServer):
-    """Keeps its prefix cache over an abort, and so over new weights."""
-
-    async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
-        del reset_prefix_cache
-        return await super().abort_all_requests(False, reject_request)
-
-
-class StuckGateServer(FakeRolloutServer):
-    """Resumes its engine and forgets to open the gate."""
-
-    def _open_gate(self) -> None:
-        pass
 
 
 _worlds_before = iter(range(2**62))
@@ -174,8 +146,47 @@ class WorldCountingBalancer(LeastLoadedBalancer):
     """Routes by a counter of the process, which no world resets."""
 
     def choose(self) -> str:
-        names = list(self._servers)
+        names = list(self.servers)
         return names[next(_worlds_before) % len(names)]
+
+
+def deaf_server(parts: ServerParts) -> RolloutServer:
+    """Ignores the limit that the client sends (TensorRT-LLM's server in verl)."""
+    deaf = dataclasses.replace(parts.dialect, limit_keys=(), unknown_keys=())
+    return SimulatedServer(dataclasses.replace(parts, dialect=deaf))
+
+
+class TwiceEnding(NamedTuple):
+    """Says of an aborted request that it ended, and then once more."""
+
+    events: Events
+
+    def add(self, event: Event) -> None:
+        self.events.add(event)
+        if isinstance(event, Ended) and event.outcome == "abort":
+            self.events.add(Ended(event.t_ns, event.request, "length", event.tokens))
+
+
+def twice_ending_server(parts: ServerParts) -> RolloutServer:
+    return SimulatedServer(dataclasses.replace(parts, events=TwiceEnding(parts.events)))
+
+
+def cache_keeping_server(parts: ServerParts) -> RolloutServer:
+    """Keeps its prefix cache over an abort, and so over new weights."""
+    server = SimulatedServer(parts)
+
+    async def abort_all(*, reset_prefix_cache: bool = True, reject: bool = False) -> list[str]:
+        del reset_prefix_cache
+        return await server.abort_all(reset_prefix_cache=False, reject=reject)
+
+    kept: RolloutServer = Instead(server, abort_all=abort_all)
+    return kept
+
+
+def stuck_gate_server(parts: ServerParts) -> RolloutServer:
+    """Resumes its engine and forgets to open the gate."""
+    stuck: Any = Instead(parts.gate, open=lambda _: None)
+    return SimulatedServer(dataclasses.replace(parts, gate=stuck))
 
 
 class Planted(NamedTuple):
@@ -187,7 +198,7 @@ class Planted(NamedTuple):
     invariant: str
     client: type[DeferredClient] = PinnedClient
     balancer: type[LeastLoadedBalancer] | None = None
-    server: type[FakeRolloutServer] = FakeRolloutServer
+    make_server: MakeServer = SimulatedServer
     most_sessions: int = 2
 
 
@@ -197,8 +208,8 @@ PLANTED: dict[str, Planted] = {
     "writes-limit": Planted("B4", LimitWritingClient),
     "asks-for-nothing": Planted("B6", AskingForNothingClient),
     "silent-fallback": Planted("B8", SilentFallbackClient),
-    "deaf-server": Planted("B10", server=DeafServer),
-    "ends-twice": Planted("A1", server=TwiceEndingServer),
+    "deaf-server": Planted("B10", make_server=deaf_server),
+    "ends-twice": Planted("A1", make_server=twice_ending_server),
     "loses-tokens": Planted("A2", TokenLosingClient),
     "divides-by-tokens": Planted("A5", AveragingClient),
     "gives-up": Planted("A9", GivingUpClient),
@@ -208,8 +219,8 @@ PLANTED: dict[str, Planted] = {
     "favourite": Planted("R4", balancer=FavouriteBalancer, most_sessions=20),
     "routes-to-removed": Planted("R5", balancer=GhostBalancer),
     "leaks-slot": Planted("R7", SlotLeakingClient),
-    "keeps-cache": Planted("S2", server=CacheKeepingServer),
-    "stuck-gate": Planted("V1", server=StuckGateServer),
+    "keeps-cache": Planted("S2", make_server=cache_keeping_server),
+    "stuck-gate": Planted("V1", make_server=stuck_gate_server),
     "counts-worlds": Planted("D1", balancer=WorldCountingBalancer),
 }
 

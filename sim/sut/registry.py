@@ -6,42 +6,35 @@ import sys
 import textwrap
 from pathlib import Path
 
+from sim.sut.frameworks import FRAMEWORKS
 from sim.sut.interface import Sut, SutError
-from sim.sut.planted import PLANTED, Planted
-from sim.sut.planted import factory as planted_factory
+from sim.sut.reference.adapter import CLEAN, REFERENCE
+from sim.sut.verl.adapter import VERL
 
-CLEAN = "reference:pinned"
-"""The known-good client; every other built-in is a planted bug."""
-
-VERL_NAMES = ("verl", "verl:plain")
+__all__ = ["CLEAN", "builtin_names", "load_sut"]
 
 
 def builtin_names() -> list[str]:
     """The built-in SUTs: the known-good one first."""
-    return [CLEAN, *(f"reference:{name}" for name in PLANTED)]
+    return list(REFERENCE.suts)
 
 
 def load_sut(name: str) -> Sut:
     """The SUT of that name. Raises `SutError`: the known names and the closest, or why it cannot be imported."""
-    if name == CLEAN:
-        return Sut(CLEAN, CLEAN, planted_factory(Planted("")))
     prefix, _, rest = name.partition(":")
-    if prefix == "reference":
-        planted = PLANTED.get(rest)
-        if planted is None:
+    framework = FRAMEWORKS.find(prefix)
+    if framework is not None:
+        if name not in framework.suts:
             raise _unknown(name)
-        return Sut(name, name, planted_factory(planted), planted.server)
-    if name in VERL_NAMES:
-        from sim.sut import verl
-
-        return verl.load(name)
+        return framework.load(name)
     if prefix and rest:
         return _from_module(name, prefix, rest)
     raise _unknown(name)
 
 
 def _unknown(name: str) -> SutError:
-    known = {each.removeprefix("reference:"): each for each in (*builtin_names(), *VERL_NAMES)}
+    packages = [sut for framework in FRAMEWORKS.values() if framework is not REFERENCE for sut in framework.suts]
+    known = {each.removeprefix("reference:"): each for each in (*builtin_names(), *packages)}
     close = difflib.get_close_matches(name.removeprefix("reference:"), known, n=1)
     planted = textwrap.wrap(", ".join(builtin_names()[1:]), 96, break_on_hyphens=False)
     lines = [
@@ -49,7 +42,7 @@ def _unknown(name: str) -> SutError:
         f"  the known-good client: {CLEAN}",
         "  planted bugs:",
         *(f"    {line}" for line in planted),
-        f"  the installed package: {', '.join(VERL_NAMES)}",
+        f"  the installed package: {', '.join(packages)}",
         "  your own: MODULE:FACTORY",
     ]
     return SutError("\n".join(lines))
@@ -70,4 +63,7 @@ def _from_module(name: str, module: str, attribute: str) -> Sut:
     if not callable(factory):
         has = "is not callable" if hasattr(found, attribute) else "does not exist"
         raise SutError(f"SUT {name!r}: {attribute!r} in {module!r} {has}; a FACTORY(context) is needed")
-    return Sut(name, name, factory)
+    framework = FRAMEWORKS.find(getattr(factory, "rollcage_framework", VERL.name))
+    if framework is None:
+        raise SutError(f"SUT {name!r}: {FRAMEWORKS.unknown(str(factory.rollcage_framework))}")
+    return Sut(name, name, factory, framework)

@@ -1,1 +1,1 @@
-"""How calls reach servers and balancer."""
+"""How calls reach servers and balancer: handles, copies or shared objects, delays."""

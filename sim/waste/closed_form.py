@@ -18,8 +18,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.case import MAX_TOKENS, Dialect
-from sim.dialects.grants import RULES
+from sim.dialects import DIALECTS
+from sim.schema import MAX_TOKENS
 
 Client: TypeAlias = Literal["deferred", "pinned"]
 Tokens: TypeAlias = NDArray[np.int64]
@@ -38,7 +38,7 @@ class Response(NamedTuple):
 
 
 def under_regular_aborts(
-    dialect: Dialect,
+    dialect: str,
     client: Client,
     *,
     prompt_tokens: Like,
@@ -58,7 +58,7 @@ def under_regular_aborts(
             for each in (prompt_tokens, prompt_length, response_length, context_tokens, abort_every_tokens, stops_after)
         )
     )
-    rules = RULES[dialect]
+    rules = DIALECTS[dialect]
     room = context - p - rules.reserved_tokens
     allowance = np.minimum(big_p + r - p, room)
     honours = bool(rules.limit_keys) and client == "pinned"

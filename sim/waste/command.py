@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from sim.case import MAX_TIME_S, MAX_TOKENS
 from sim.cli.durations import Seconds
+from sim.schema import MAX_TIME_S, MAX_TOKENS
 from sim.waste import policies
 from sim.waste.loads import DEFAULT_COUNT, DEFAULT_LOAD, LOADS, SUFFIXES
 

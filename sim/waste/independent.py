@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.case import Budget, Dialect
+from sim.case import Budget
 from sim.clock import to_ns
-from sim.dialects.grants import RULES
+from sim.dialects import DIALECTS
 from sim.sut.reference.client import RESUME_WAIT_S
 from sim.waste.closed_form import Client
 from sim.waste.ledger import Tally, Waste
@@ -52,7 +52,7 @@ def waste_of_all(
     arrivals_ns: Ints,
     *,
     budget: Budget,
-    dialect: Dialect,
+    dialect: str,
     client: Client,
     partial_rollout: bool,
     pace: Pace,
@@ -62,7 +62,7 @@ def waste_of_all(
     `stops_after`: the model's own end, `NEVER` where it has none. Prompts are at most max_model_len.
     """
     assert pace.makes_progress, "an update must leave time for a token"
-    rules = RULES[dialect]
+    rules = DIALECTS[dialect]
     big_p, r, context = budget.prompt_length, budget.response_length, budget.context_tokens
     honours = bool(rules.limit_keys) and client == "pinned"
     waits_for_first_token = dialect == "vllm"

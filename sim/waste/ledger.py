@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import NamedTuple
 
-from sim.case import Case, WeightUpdate
+from sim.case import Case
 from sim.clock import NS_PER_S, to_ns
-from sim.dialects.grants import room_tokens
+from sim.faults import WeightUpdate
 from sim.invariants.budget import returned_tokens, turn_budget_tokens, used_before_tokens
-from sim.servers.server import first_token
+from sim.tokens import first_token
 from sim.trace import (
     Attempt,
     Cancelled,
@@ -337,5 +337,5 @@ def _is_dropped(case: Case, trace: Trace, session: int, turn: TurnRecord) -> boo
     tokens = returned_tokens(turn) if returned else turn.decoded_tokens
     budget = turn_budget_tokens(case, session)
     left = None if budget is None else budget - used_before_tokens(case, trace, session, turn) - tokens
-    room = room_tokens(case.server.dialect, case.budget, turn.started.prompt_tokens + tokens)
+    room = case.server.rules.room_tokens(case.budget, turn.started.prompt_tokens + tokens)
     return (left is None or left > 0) and room > 0

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.case import MAX_TOKENS
+from sim.schema import MAX_TOKENS
 from sim.waste.closed_form import NEVER
 from sim.waste.loads import LOADS, SUFFIXES
 

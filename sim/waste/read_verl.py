@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from sim.case import EngineSettings, explained
+from sim.case import EngineSettings
 from sim.preflight import read_yaml, scan, verl
 from sim.preflight.launch import Launch, PreflightError
+from sim.schema import explained
 from sim.waste.what_if import WhatIfError
 
 _DIALECTS = ("vllm", "sglang", "trtllm")

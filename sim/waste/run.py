@@ -16,12 +16,13 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from sim.case import MAX_TOKENS, Budget, CaseError, EngineSettings, ServerSettings
+from sim.case import Budget, EngineSettings, ServerSettings
 from sim.cli.durations import seconds_of
-from sim.dialects.grants import RULES
+from sim.dialects import DIALECTS
 from sim.report import plots
 from sim.report import waste as report
 from sim.report.spans import spans_of
+from sim.schema import MAX_TOKENS, CaseError
 from sim.sut.interface import SutError
 from sim.sut.registry import load_sut
 from sim.waste import cost, lengths, policies, read_verl, what_if
@@ -150,7 +151,7 @@ class Options:
     @property
     def capped(self) -> list[str]:
         """Policies whose overrun ends at the server's own default, prompt_length + response_length − prompt."""
-        ignores_limits = not RULES[self.setting.server.dialect].limit_keys
+        ignores_limits = not DIALECTS[self.setting.server.dialect].limit_keys
         return [each.name for each in self.policies if each.builtin_client == "deferred" or not ignores_limits]
 
     @property

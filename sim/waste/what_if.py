@@ -8,21 +8,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.case import (
-    AfterTokens,
-    AtTime,
-    Budget,
-    Case,
-    Every,
-    Fault,
-    Router,
-    ServerSettings,
-    Session,
-    Turn,
-    WeightUpdate,
-    When,
-)
+from sim.case import Budget, Case, Router, ServerSettings, Session, Turn
 from sim.clock import NS_PER_S, to_ns
+from sim.faults import AfterTokens, AtTime, Every, Fault, WeightUpdate, When
 from sim.sut.registry import load_sut
 from sim.trace import Trace, WorldEnded
 from sim.waste.closed_form import NEVER

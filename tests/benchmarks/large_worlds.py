@@ -10,7 +10,8 @@ import time
 
 import msgspec
 
-from sim.case import Budget, Case, EngineSettings, Every, ServerSettings, Session, Turn, WeightUpdate
+from sim.case import Budget, Case, EngineSettings, ServerSettings, Session, Turn
+from sim.faults import Every, WeightUpdate
 from sim.engine.config import PauseMode
 from sim.rolling import RollingTrace
 from sim.sut.registry import CLEAN, load_sut

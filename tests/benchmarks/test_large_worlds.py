@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sim.servers.server import TokenOutput
-from sim.sut.interface import Config
+from sim.sut.verl.servers import TokenOutput
+from sim.sut.verl.config import Config
 from sim.sut.reference.client import PinnedClient
 from sim.tokens import LogProbs, TokenIds
 from tests.benchmarks.large_worlds import Cost, Size

@@ -11,18 +11,8 @@ from gpu_checks.cases import CORPUS, DEFERRED, OVERRUNS, PINNED, KeptCase, load,
 from gpu_checks.points import Name, Point, Points
 from gpu_checks.real_world import RealLoop
 from gpu_checks.replay import Replay, aimed, replay, run_on_vllm, simulate_again, summary, table
-from sim.case import (
-    AfterTokens,
-    AtTime,
-    Budget,
-    Case,
-    ClearSticky,
-    Every,
-    Schedule,
-    ServerSettings,
-    Session,
-    WeightUpdate,
-)
+from sim.faults import AfterTokens, AtTime, ClearSticky, Every, WeightUpdate
+from sim.case import Budget, Case, Schedule, ServerSettings, Session
 from sim.servers.server import FakeRolloutServer
 from sim.sut.interface import Sut
 from sim.sut.registry import load_sut

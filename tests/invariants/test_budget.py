@@ -4,20 +4,8 @@ import asyncio
 
 import pytest
 
-from sim.case import (
-    AbortAll,
-    AfterTokens,
-    AtTime,
-    Budget,
-    CancelClient,
-    Case,
-    ClientView,
-    Limit,
-    ServerSettings,
-    Session,
-    Transport,
-    Turn,
-)
+from sim.faults import AbortAll, AfterTokens, AtTime, CancelClient
+from sim.case import Budget, Case, ClientView, Limit, ServerSettings, Session, Transport, Turn
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.budget import returned_tokens, spelled_grants, turn_budget_tokens
 from sim.sut.interface import Sut

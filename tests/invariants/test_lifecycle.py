@@ -2,10 +2,11 @@
 
 import pytest
 
-from sim.case import AbortAll, AbortRequest, AfterTokens, AtTime, Budget, Case, ServerSettings, Session
+from sim.faults import AbortAll, AbortRequest, AfterTokens, AtTime
+from sim.case import Budget, Case, ServerSettings, Session
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.lifecycle import delivered_ids
-from sim.servers.server import first_token
+from sim.tokens import first_token
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Decoded, Delivered, Discarded, Ended, Sent, Trace, TurnEnded, TurnStarted, WorldEnded
 from sim.world import run_world

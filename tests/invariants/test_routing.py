@@ -7,22 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.case import (
-    AbortAll,
-    AddReplica,
-    AfterTokens,
-    AtTime,
-    Budget,
-    CancelClient,
-    Case,
-    ClearSticky,
-    RemoveReplica,
-    Router,
-    Session,
-    Transport,
-    Turn,
-    WeightUpdate,
-)
+from sim.faults import AbortAll, AddReplica, AfterTokens, AtTime, CancelClient, ClearSticky, RemoveReplica, WeightUpdate
+from sim.case import Budget, Case, Router, Session, Transport, Turn
 from sim.invariants import INVARIANTS, judge, routing
 from sim.invariants.routing import routing_log
 from sim.sut.interface import Sut

@@ -1,6 +1,7 @@
 """Staleness invariants: KV of older weights is found wherever somebody uses it, and nowhere else."""
 
-from sim.case import AbortAll, AfterTokens, Budget, Case, ServerSettings, Session, WeightUpdate
+from sim.faults import AbortAll, AfterTokens, WeightUpdate
+from sim.case import Budget, Case, ServerSettings, Session
 from sim.case import EngineSettings as Settings
 from sim.invariants import INVARIANTS, judge
 from sim.sut.registry import CLEAN, load_sut

@@ -6,19 +6,8 @@ from pathlib import Path
 import pytest
 
 from sim import corpus
-from sim.case import (
-    AbortAll,
-    AfterSent,
-    AfterTokens,
-    AtTime,
-    Budget,
-    Case,
-    ClientView,
-    Limit,
-    Schedule,
-    Session,
-    WeightUpdate,
-)
+from sim.faults import AbortAll, AfterSent, AfterTokens, AtTime, WeightUpdate
+from sim.case import Budget, Case, ClientView, Limit, Schedule, Session
 from sim.invariants import Violation, judge
 from sim.report import explain
 from sim.search.campaign import Find

@@ -5,7 +5,8 @@ from html.parser import HTMLParser
 import pytest
 from click.testing import CliRunner
 
-from sim.case import AddReplica, AfterSent, AtTime, Budget, CancelClient, Case, Schedule, Session, Turn, WeightUpdate
+from sim.faults import AddReplica, AfterSent, AtTime, CancelClient, WeightUpdate
+from sim.case import Budget, Case, Schedule, Session, Turn
 from sim.cli.main import main
 from sim.invariants import judge
 from sim.report.page import Subject, page

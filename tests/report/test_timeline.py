@@ -4,19 +4,8 @@ import json
 
 import pytest
 
-from sim.case import (
-    AbortRequest,
-    AfterTokens,
-    AtTime,
-    Budget,
-    CancelClient,
-    Case,
-    Schedule,
-    ServerSettings,
-    Session,
-    Turn,
-    WeightUpdate,
-)
+from sim.faults import AbortRequest, AfterTokens, AtTime, CancelClient, WeightUpdate
+from sim.case import Budget, Case, Schedule, ServerSettings, Session, Turn
 from sim.clock import NS_PER_S
 from sim.report.spans import Part, spans_of
 from sim.report.timeline import timeline

@@ -2,7 +2,8 @@
 
 import pytest
 
-from sim.case import AfterTokens, Budget, Case, Limit, Session, WeightUpdate
+from sim.faults import AfterTokens, WeightUpdate
+from sim.case import Budget, Case, Limit, Session
 from sim.search.campaign import Bounds, run_campaign
 from sim.search.compare import DIFFERS, against
 from sim.search.strategies import response_cases

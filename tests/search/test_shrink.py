@@ -2,23 +2,8 @@
 
 import asyncio
 
-from sim.case import (
-    AbortAll,
-    AbortRequest,
-    AfterSent,
-    AfterTokens,
-    AtTime,
-    Budget,
-    CancelClient,
-    Case,
-    Limit,
-    Schedule,
-    Session,
-    Transport,
-    Turn,
-    WeightUpdate,
-    explicit_limit,
-)
+from sim.faults import AbortAll, AbortRequest, AfterSent, AfterTokens, AtTime, CancelClient, WeightUpdate
+from sim.case import Budget, Case, Limit, Schedule, Session, Transport, Turn, explicit_limit
 from sim.invariants import judge
 from sim.report.explain import schedule_line
 from sim.search.shrink import MOST_RUNS, shrink_schedule, shrink_world

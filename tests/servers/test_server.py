@@ -21,7 +21,8 @@ from sim.clock import VirtualLoop, to_ns
 from sim.engine import Engine, EngineConfig
 from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
-from sim.servers.server import ADMISSION_WAIT_S, FakeRolloutServer, first_token, session_of
+from sim.servers.server import ADMISSION_WAIT_S, FakeRolloutServer
+from sim.tokens import first_token, session_of
 from sim.tokens import LogProbs
 from sim.trace import Admitted, Decoded, Ended, Granted, Parked, Paused, Prefilled, Resumed, Trace, VersionChanged
 

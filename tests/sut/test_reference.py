@@ -2,22 +2,9 @@
 
 import pytest
 
-from sim.case import (
-    AbortAll,
-    AbortRequest,
-    AfterSent,
-    AfterTokens,
-    AtTime,
-    Budget,
-    Case,
-    ClientView,
-    Limit,
-    ServerSettings,
-    Session,
-    Turn,
-    WeightUpdate,
-)
-from sim.sut.interface import Config
+from sim.faults import AbortAll, AbortRequest, AfterSent, AfterTokens, AtTime, WeightUpdate
+from sim.case import Budget, Case, ClientView, Limit, ServerSettings, Session, Turn
+from sim.sut.verl.config import Config
 from sim.sut.reference import routing
 from sim.sut.reference.client import DeferredClient, PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer

@@ -6,15 +6,17 @@ import gc
 
 import pytest
 
-from sim.case import AtTime, Budget, Case, DelayReleases, Limit, Session, Transport
+from sim.faults import AtTime, DelayReleases
+from sim.case import Budget, Case, Limit, Session, Transport
 from sim.clock import VirtualLoop, to_ns
-from sim.servers.server import TokenOutput
+from sim.sut.verl.servers import TokenOutput
 from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace, WorldEnded
-from sim.transport.wire import BalancerHandle, Wire, copied
+from sim.transport.wire import BalancerHandle, Wire
+from sim.transport.copies import copied
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=32)

@@ -9,21 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sim.case import (
-    AbortAll,
-    AbortRequest,
-    AfterTokens,
-    AtTime,
-    Budget,
-    CancelClient,
-    Case,
-    EngineSettings,
-    Limit,
-    ServerSettings,
-    Session,
-    Turn,
-    WeightUpdate,
-)
+from sim.faults import AbortAll, AbortRequest, AfterTokens, AtTime, CancelClient, WeightUpdate
+from sim.case import Budget, Case, EngineSettings, Limit, ServerSettings, Session, Turn
 from sim.engine.timed import TimedEngine
 from sim.search.schedules import under_schedules
 from sim.search.strategies import response_cases, routing_cases

@@ -3,18 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from sim.case import (
-    AbortRequest,
-    AfterTokens,
-    AtTime,
-    Budget,
-    Case,
-    CaseError,
-    EngineSettings,
-    ServerSettings,
-    Session,
-    WeightUpdate,
-)
+from sim.faults import AbortRequest, AfterTokens, AtTime, WeightUpdate
+from sim.case import Budget, Case, EngineSettings, ServerSettings, Session
+from sim.schema import CaseError
 from sim.invariants import judge
 from sim.search.schedules import under_schedules
 from sim.servers.server import FakeRolloutServer

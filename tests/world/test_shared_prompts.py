@@ -2,7 +2,9 @@
 
 import pytest
 
-from sim.case import AbortAll, AfterTokens, Budget, Case, CaseError, EngineSettings, ServerSettings, Session, Turn
+from sim.faults import AbortAll, AfterTokens
+from sim.case import Budget, Case, EngineSettings, ServerSettings, Session, Turn
+from sim.schema import CaseError
 from sim.invariants import judge
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Prefilled

@@ -12,34 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.case import (
-    AbortAll,
-    AbortRequest,
-    AddReplica,
-    AfterSent,
-    AfterTokens,
-    AtTime,
-    Budget,
-    CancelClient,
-    Case,
-    ClearSticky,
-    ClientView,
-    DelayReleases,
-    EngineSettings,
-    FittedLatency,
-    Limit,
-    RemoveReplica,
-    RooflineLatency,
-    Router,
-    Schedule,
-    ServerSettings,
-    Session,
-    Transport,
-    Turn,
-    WeightUpdate,
-    dumps,
-    loads,
-)
+from sim.faults import AbortAll, AbortRequest, AddReplica, AfterSent, AfterTokens, AtTime, CancelClient, ClearSticky, DelayReleases, RemoveReplica, WeightUpdate
+from sim.case import Budget, Case, ClientView, EngineSettings, FittedLatency, Limit, RooflineLatency, Router, Schedule, ServerSettings, Session, Transport, Turn, dumps, loads
 from sim.clock import to_ns
 from sim.dialects.grants import NoRoom, take_grant
 from sim.engine import Engine, EngineConfig
@@ -51,7 +25,8 @@ from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Logged, Message, Prefilled, Sent, SessionEnded, TurnEnded, WorldEnded
 from sim.world import World, run_world
-from sim.world.world import REST, bounds_of
+from sim.world.world import AT_REST
+from sim.world.bounds import bounds_of
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=64)
 ONE = Session(4)

@@ -5,8 +5,9 @@ import itertools
 import logging
 from typing import Any
 
-from sim.servers.server import TokenOutput
-from sim.sut.interface import Config
+from sim.dialects import LIMIT_KEYS
+from sim.sut.verl.config import Config
+from sim.sut.verl.servers import TokenOutput
 from sim.tokens import Tokens
 
 logger = logging.getLogger(__name__)
@@ -15,7 +16,6 @@ RESUME_WAIT_S = 1.0
 """How long to wait after an abort before asking again, as verl's client does."""
 
 ABORTED = ("aborted", "abort")
-LIMIT_KEYS = ("max_tokens", "max_new_tokens")
 
 
 class DeferredClient:

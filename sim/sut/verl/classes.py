@@ -1,16 +1,21 @@
-"""Adapter to the installed verl package: its own client and load balancer, unmodified, with no Ray cluster.
+"""The classes of the installed verl package: its own client and load balancer, with no Ray cluster.
 
-Classes are found by name and shape, not by version number, so that a fork works. Known homes: the client in
-`verl.workers.rollout.llm_server` (0.9.0, 0.9.1) or `verl.experimental.fully_async_policy.fully_async_rollouter`
-(0.8.0), the balancer in `verl.workers.rollout.router` (0.9.1) or `…llm_server` (0.8.0, a Ray actor class; 0.9.0).
+They are found by name and shape, not by version number, so that a fork works, and wherever they have moved inside the
+package. Known homes, looked at first: the client in `verl.workers.rollout.llm_server` (0.9.0, 0.9.1) or
+`verl.experimental.fully_async_policy.fully_async_rollouter` (0.8.0), the balancer in `verl.workers.rollout.router`
+(0.9.1) or `…llm_server` (0.8.0, a Ray actor class; 0.9.0).
 """
 
 import importlib
 import importlib.metadata
 import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from sim.sut.interface import Client, Context, Sut, SutError
+from sim.sut.framework import Framework
+from sim.sut.interface import Client, Context, Sut, SutError, unwrapped
 
 _CLIENTS = {"verl": "FullyAsyncLLMServerClient", "verl:plain": "LLMServerClient"}
 _BALANCER = "GlobalRequestLoadBalancer"
@@ -23,7 +28,7 @@ _INSTALL = "in a clone, with Python below 3.13: pip install '.[verl]', or uv run
 _BALANCER_METHODS = ("acquire_server", "release_server", "add_servers", "remove_servers", "get_status")
 
 
-def load(name: str) -> Sut:
+def load(name: str, framework: Framework) -> Sut:
     """The installed verl as a SUT: `verl` with the client that resumes, `verl:plain` with the one that does not.
 
     Raises `SutError` that names the missing package, class or method.
@@ -37,14 +42,14 @@ def load(name: str) -> Sut:
         if missing == "verl":
             raise SutError(f"SUT {name!r} needs the package verl, which is not installed: {_INSTALL}") from error
         raise _lacks(name, missing) from error
-    client = _find(name, _CLIENTS[name])
+    client = _find(name, package, _CLIENTS[name])
     generate = getattr(client, "generate", None)
     parameters = inspect.signature(generate).parameters if generate is not None else {}
     for parameter in ("request_id", "prompt_ids", "sampling_params"):
         if parameter not in parameters:
             raise SutError(f"SUT {name!r} cannot be driven: {_CLIENTS[name]}.generate has no parameter {parameter!r}")
-    balancer = _find(name, _BALANCER)
-    plain_balancer = getattr(getattr(balancer, "__ray_metadata__", None), "modified_class", balancer)
+    balancer = _find(name, package, _BALANCER)
+    plain_balancer = unwrapped(balancer)
     for method in _BALANCER_METHODS:
         if not callable(getattr(plain_balancer, method, None)):
             raise SutError(f"SUT {name!r} cannot be driven: {_BALANCER} has no method {method!r}")
@@ -53,7 +58,7 @@ def load(name: str) -> Sut:
         made: Client = client(config=context.config, load_balancer_handle=context.make_balancer(balancer))
         return made
 
-    return Sut(name, f"{name}=={_version(package)}", make)
+    return Sut(name, f"{name}=={_version(package)}", make, framework)
 
 
 def _missing(error: ImportError) -> str | None:
@@ -65,9 +70,10 @@ def _lacks(name: str, package: str) -> SutError:
     return SutError(f"SUT {name!r}: verl is installed, and the package {package}, which it imports, is not: {_INSTALL}")
 
 
-def _find(name: str, wanted: str) -> Any:
+def _find(name: str, package: Any, wanted: str) -> Any:
+    """A class of verl: in its known homes, else wherever the package's source defines it."""
     failures, missing = [], None
-    for home in _HOMES:
+    for home in (*_HOMES, *_definitions(package, wanted)):
         try:
             found = getattr(importlib.import_module(home), wanted, None)
         except ImportError as error:
@@ -81,6 +87,16 @@ def _find(name: str, wanted: str) -> Any:
     if missing is not None:
         raise _lacks(name, missing)
     raise SutError(f"SUT {name!r} cannot be driven: no {wanted} in verl ({'; '.join(failures)})")
+
+
+def _definitions(package: Any, wanted: str) -> Iterator[str]:
+    """The modules of a package whose source defines a class of that name; looked for when it is asked for them."""
+    definition = re.compile(rf"^class {wanted}\b", re.MULTILINE)
+    for folder in map(Path, package.__path__):
+        for file in sorted(folder.rglob("*.py")):
+            if definition.search(file.read_text(encoding="utf-8", errors="replace")):
+                parts = (package.__name__, *file.relative_to(folder).with_suffix("").parts)
+                yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _version(package: Any) -> str:

@@ -1,0 +1,57 @@
+"""What goes wrong, or on, around the rollouts: one small class a fault kind, by the name that Cases have for it."""
+
+from sim.faults.aborts import AbortAll, AbortRequest
+from sim.faults.cancel import CancelClient
+from sim.faults.fault import Fault, Named, Surroundings
+from sim.faults.membership import AddReplica, ClearSticky, DelayReleases, RemoveReplica
+from sim.faults.stage import Stage
+from sim.faults.triggers import AfterSent, AfterTokens, AtTime, Every, When
+from sim.faults.weight_update import WeightUpdate
+from sim.registry import RegistrationError, Registry
+
+FAULTS: Registry[type[Fault]] = Registry("fault")
+
+
+def register_fault(fault: type[Fault]) -> type[Fault]:
+    """Makes a kind of fault known, so that Cases can hold it and searches draw it; may be used as a decorator.
+
+    Raises `RegistrationError` for a class that is no `Fault` with a tag of its own, and for a tag that is taken.
+    """
+    if not (isinstance(fault, type) and issubclass(fault, Fault) and fault.__struct_config__.tag):
+        raise RegistrationError(f"{fault!r} is no kind of fault: a subclass of Fault with a tag is needed")
+    return FAULTS.add(str(fault.__struct_config__.tag), fault)
+
+
+for _fault in (
+    WeightUpdate,
+    AbortAll,
+    AbortRequest,
+    CancelClient,
+    RemoveReplica,
+    AddReplica,
+    ClearSticky,
+    DelayReleases,
+):
+    register_fault(_fault)
+
+__all__ = [
+    "FAULTS",
+    "AbortAll",
+    "AbortRequest",
+    "AddReplica",
+    "AfterSent",
+    "AfterTokens",
+    "AtTime",
+    "CancelClient",
+    "ClearSticky",
+    "DelayReleases",
+    "Every",
+    "Fault",
+    "Named",
+    "RemoveReplica",
+    "Stage",
+    "Surroundings",
+    "WeightUpdate",
+    "When",
+    "register_fault",
+]

@@ -1,0 +1,95 @@
+"""What can be named in a Case or on the command line, and how a project adds its own without touching this one.
+
+A name stands for one thing. What is built in is listed in the table of its room; a project adds to it by calling the
+room's `register_…` from a module of its own, which is imported because an installed package has an entry point for it
+in the group `rollcage`, or because it was named with `--plugin MODULE`.
+"""
+
+import difflib
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Generic, TypeVar
+
+GROUP = "rollcage"
+"""Entry points of this group name modules that register something when they are imported."""
+
+Thing = TypeVar("Thing")
+
+
+class RegistrationError(ValueError):
+    """A name that is taken or cannot be one, or a plugin that cannot be imported."""
+
+
+class Registry(Generic[Thing]):
+    """Things of one kind by name, in the order in which they were added."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._things: dict[str, Thing] = {}
+
+    def add(self, name: str, thing: Thing) -> Thing:
+        """Takes a thing. Raises `RegistrationError` where another has the name; the same one twice is no error."""
+        if not name or not name.replace("-", "").replace("_", "").isalnum():
+            raise RegistrationError(f"{name!r} is no name for a {self.kind}: letters, digits, - and _ are allowed")
+        if self._things.setdefault(name, thing) is not thing:
+            raise RegistrationError(f"there is a {self.kind} {name!r} already")
+        return thing
+
+    def find(self, name: str) -> Thing | None:
+        """The thing of that name; None where there is none, in an installed plugin either."""
+        found = self._things.get(name)
+        if found is None and load_installed_plugins():
+            found = self._things.get(name)
+        return found
+
+    def __getitem__(self, name: str) -> Thing:
+        return self._things[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._things
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._things)
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+    def values(self) -> list[Thing]:
+        return list(self._things.values())
+
+    def unknown(self, name: str) -> str:
+        """What to say of a name that is not known: the one that may be meant, and all that are."""
+        close = difflib.get_close_matches(name, self._things, n=1)
+        guess = f" (did you mean {close[0]}?)" if close else ""
+        return f"there is no {self.kind} {name!r}{guess}; known are {', '.join(self._things)}"
+
+
+def load_plugin(module: str) -> None:
+    """Imports a module that registers something; the working directory counts, as with `python -m`.
+
+    Raises `RegistrationError` that says why it cannot be imported.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # whatever the module's own code raises
+        raise RegistrationError(f"plugin {module!r} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+_installed_are_loaded = False
+
+
+def load_installed_plugins() -> bool:
+    """Imports the modules that installed packages name in the group `rollcage`; False where that was done before."""
+    global _installed_are_loaded
+    if _installed_are_loaded:
+        return False
+    _installed_are_loaded = True
+    for entry_point in importlib.metadata.entry_points(group=GROUP):
+        load_plugin(entry_point.module)
+    return True

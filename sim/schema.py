@@ -1,0 +1,96 @@
+"""What Cases are made of: ranges of values, strict frozen data, and JSON read with errors that a person can act on."""
+
+import re
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta, inspect
+
+MAX_TOKENS = 10_000_000
+MAX_TIME_S = 1e7
+MAX_REPLICAS = 1024
+MAX_REPEAT = 1_000_000
+
+TokenCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+PositiveTokenCount: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_TIME_S)]
+Index: TypeAlias = Annotated[int, Meta(ge=0)]
+Seed: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+_SHOWN_CHARS = 60
+
+
+class CaseError(ValueError):
+    """A Case that cannot be: the message names the field, the value and what is allowed."""
+
+
+class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A part of a Case: plain, frozen, and strict about what it is made from."""
+
+
+def plain_json(text: str | bytes) -> Any:
+    """The JSON without a schema; None where it is malformed further on, behind the value that was wrong."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def explained(error: msgspec.ValidationError, data: Any, kind: Any) -> str:
+    """msgspec's message about `data`, with what it leaves out: the value at that path, and what may stand there."""
+    if isinstance(error.__cause__, CaseError):
+        return str(error.__cause__)
+    message = str(error)
+    path = re.search(r" - at `\$(.*)`$", message)
+    steps = [] if path is None else re.findall(r"\.([^.\[]+)|\[(\d+)\]", path[1])
+    here: Any = msgspec.inspect.type_info(kind)
+    for name, number in steps:
+        step = int(number) if number else name
+        here = _inside(here, step, data)
+        if not isinstance(data, dict | list) or (isinstance(data, dict) and step not in data):
+            return message
+        data = data[step]
+    shown = repr(data) if isinstance(data, str | int | float | None) else type(data).__name__
+    if len(shown) > _SHOWN_CHARS:
+        shown = shown[:_SHOWN_CHARS] + "…"
+    if message.startswith(("Invalid", "Object contains unknown")):
+        allowed = _allowed(here, data)
+        return f"{message} (allowed are {', '.join(allowed)})" if allowed else message
+    return f"{message} (it is {shown})" if message.startswith("Expected") and steps else message
+
+
+def _options(here: Any) -> Any:
+    """The types that a value may have: those of a union, or the one."""
+    return here.types if isinstance(here, inspect.UnionType) else (here,)
+
+
+def _structs(here: Any, data: Any) -> list[Any]:
+    """The structs among a value's possible types; where its tag names one, that one alone."""
+    structs = [option for option in _options(here) if isinstance(option, inspect.StructType)]
+    named = [
+        each for each in structs if isinstance(data, dict) and each.tag_field and data.get(each.tag_field) == each.tag
+    ]
+    return named or structs
+
+
+def _inside(here: Any, step: str | int, data: Any) -> Any:
+    """The type one step further down; None where that is not known."""
+    if isinstance(step, int):
+        for option in _options(here):
+            if isinstance(option, inspect.VarTupleType):
+                return option.item_type
+            if isinstance(option, inspect.TupleType) and step < len(option.item_types):
+                return option.item_types[step]
+        return None
+    structs = _structs(here, data)
+    tags = [each.tag for each in structs if each.tag_field == step]
+    if tags:
+        return inspect.LiteralType(tuple(tags))
+    return next((field.type for each in structs for field in each.fields if field.encode_name == step), None)
+
+
+def _allowed(here: Any, data: Any) -> list[str]:
+    """The values of a literal, or the fields of a struct."""
+    values = [repr(value) for each in _options(here) if isinstance(each, inspect.LiteralType) for value in each.values]
+    structs = _structs(here, data)
+    return values or ([field.encode_name for field in structs[0].fields] if len(structs) == 1 else [])

@@ -1,0 +1,73 @@
+"""What makes a framework's own code run in a world: one record, filled in by the adapter in the framework's folder."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from sim.case import Case, Limit, Router
+from sim.engine.config import PauseMode
+from sim.servers.port import MakeOutput, RolloutServer
+from sim.transport.handles import Handle
+from sim.transport.protocol import BalancerProtocol, RequestProtocol
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from sim.sut.interface import Sut
+
+
+class Returned(NamedTuple):
+    """What a client's call returned: the token ids of the whole response, why it ended, and the oldest and newest
+    weight version that it names."""
+
+    token_ids: Sequence[int]
+    stop_reason: str | None
+    min_version: int | None
+    max_version: int | None
+
+
+class TrainerCalls(Protocol):
+    """How the framework's trainer calls a server, by its handle. Each call is under way when its future is returned."""
+
+    def abort_all(self, server: Handle, *, reset_prefix_cache: bool, reject: bool) -> "asyncio.Future[Any]": ...
+
+    def pause(self, server: Handle, mode: PauseMode, *, clear_cache: bool) -> "asyncio.Future[Any]": ...
+
+    def resume(self, server: Handle) -> "asyncio.Future[Any]": ...
+
+    def set_weight_version(self, server: Handle, version: int) -> "asyncio.Future[Any]": ...
+
+    def abort_request(self, server: Handle, request_id: str) -> "asyncio.Future[Any]": ...
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A framework by name.
+
+    `make_config(case)`: the config that its client is given, as the Case has it see its own.
+    `make_params(limit)`: the sampling params of a caller that sets this limit, or none.
+    `requests`, `trainer`, `balancer`: how its clients ask servers, and how its trainer speaks to servers and balancer.
+    `make_face(server)`: a server under the names of the framework's methods. The one for requests takes the request's
+    number before its own arguments.
+    `make_output(token_ids, log_probs, stop_reason, version)`: what a server answers.
+    `returned(output)`: reads what the client's generate returned; what it raises is the client's fault.
+    `make_balancer(servers, router)`: the balancer of a client that brings none.
+    `suts`: the names of the systems under test that it offers, each the framework's own or with `:VARIANT` behind it.
+    `load(name)`: one of these; raises `SutError` that says what is missing.
+    `callers`: what its own callers do, by feature of a Case. `policies`: which of the policies it follows.
+    """
+
+    name: str
+    make_config: Callable[[Case], Any]
+    make_params: Callable[[Limit | None], dict[str, Any]]
+    requests: RequestProtocol
+    trainer: TrainerCalls
+    balancer: BalancerProtocol
+    make_face: Callable[[RolloutServer], Any]
+    make_output: MakeOutput
+    returned: Callable[[Any], Returned]
+    make_balancer: Callable[[dict[str, Any], Router], Any]
+    suts: tuple[str, ...]
+    load: "Callable[[str], Sut]"
+    callers: Mapping[str, bool] = field(default_factory=dict)
+    policies: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,20 @@
+"""The built-in reference: the known-good client and the planted bugs, in verl's shape."""
+
+import dataclasses
+
+from sim.sut.interface import Sut
+from sim.sut.planted import PLANTED, Planted, factory
+from sim.sut.verl.adapter import VERL
+
+CLEAN = "reference:pinned"
+"""The known-good client; every other built-in is a planted bug."""
+
+
+def _load(name: str) -> Sut:
+    planted = Planted("") if name == CLEAN else PLANTED[name.partition(":")[2]]
+    return Sut(name, name, factory(planted), REFERENCE, planted.make_server)
+
+
+REFERENCE = dataclasses.replace(
+    VERL, name="reference", suts=(CLEAN, *(f"reference:{name}" for name in PLANTED)), load=_load
+)

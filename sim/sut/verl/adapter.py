@@ -1,0 +1,35 @@
+"""The adapter to verl, which also serves clients of one's own that are written in its shape."""
+
+from typing import Any
+
+from sim.case import Router
+from sim.sut.framework import Framework
+from sim.sut.interface import Sut
+from sim.sut.reference.routing import LeastLoadedBalancer
+from sim.sut.verl import balancer, config, servers
+
+
+def _make_balancer(handles: dict[str, Any], router: Router) -> LeastLoadedBalancer:
+    return LeastLoadedBalancer(handles, router.tie_break, router.sticky)
+
+
+def _load(name: str) -> Sut:
+    from sim.sut.verl import classes
+
+    return classes.load(name, VERL)
+
+
+VERL = Framework(
+    name="verl",
+    make_config=config.make_config,
+    make_params=config.make_params,
+    requests=servers.REQUESTS,
+    trainer=servers.Trainer(),
+    balancer=balancer.PROTOCOL,
+    make_face=servers.ServerFace,
+    make_output=servers.make_output,
+    returned=servers.returned,
+    make_balancer=_make_balancer,
+    suts=("verl", "verl:plain"),
+    load=_load,
+)
