@@ -6,8 +6,39 @@ import re
 import msgspec
 import pytest
 
-from sim.case import FORMAT, Budget, Case, ClientView, EngineSettings, FittedLatency, Limit, RooflineLatency, Router, Schedule, ServerSettings, Session, Transport, Turn, dumps, explicit_limit, from_builtins, loads, params_owner, to_builtins
-from sim.faults import AbortAll, AddReplica, AfterSent, AfterTokens, AtTime, CancelClient, DelayReleases, RemoveReplica, WeightUpdate
+from sim.case import (
+    FORMAT,
+    Budget,
+    Case,
+    ClientView,
+    EngineSettings,
+    FittedLatency,
+    Limit,
+    RooflineLatency,
+    Router,
+    Schedule,
+    ServerSettings,
+    Session,
+    Transport,
+    Turn,
+    dumps,
+    explicit_limit,
+    from_builtins,
+    loads,
+    params_owner,
+    to_builtins,
+)
+from sim.faults import (
+    AbortAll,
+    AddReplica,
+    AfterSent,
+    AfterTokens,
+    AtTime,
+    CancelClient,
+    DelayReleases,
+    RemoveReplica,
+    WeightUpdate,
+)
 from sim.schema import CaseError
 
 BUDGET = Budget(prompt_length=4, response_length=8, max_model_len=32)

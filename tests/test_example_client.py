@@ -13,8 +13,7 @@ from sim.case import Budget, Case, ClientView, Limit, Session
 from sim.invariants import KINDS, judge
 from sim.search import campaign as campaign_module
 from sim.search.classics import classic_cases
-from sim.sut.interface import Sut
-from sim.sut.registry import load_sut
+from sim.sut.registry import load_sut, sut_of
 from sim.testing import search
 from sim.trace import Logged
 from sim.world import run_world
@@ -70,7 +69,7 @@ def test_the_client_in_the_readme_breaks_what_the_readme_says(monkeypatch):
     namespace = {}
     exec(re.search(r"```python\n(# mine\.py.*?)```", text, re.DOTALL)[1], namespace)
     monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 0)
-    mine = Sut("mine", "mine", namespace["build"])
+    mine = sut_of("mine", namespace["build"])
     finds = [find for kind in KINDS for find in search(mine, kind, worlds=60).finds]
     assert tuple(find.invariant for find in finds) == told.groups()
 

@@ -5,16 +5,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sim.faults import AbortAll, AbortRequest, AddReplica, AfterSent, AfterTokens, AtTime, CancelClient, ClearSticky, DelayReleases, Every, RemoveReplica, WeightUpdate
 from sim.case import Budget, Case, Limit, Router, Schedule, ServerSettings, Session, Transport, Turn
 from sim.clock import to_ns
+from sim.faults import (
+    AbortAll,
+    AbortRequest,
+    AddReplica,
+    AfterSent,
+    AfterTokens,
+    AtTime,
+    CancelClient,
+    ClearSticky,
+    DelayReleases,
+    Every,
+    RemoveReplica,
+    WeightUpdate,
+)
 from sim.invariants import judge
 from sim.search.strategies import response_cases, routing_cases
-from sim.sut.interface import Sut
 from sim.sut.planted import PLANTED
 from sim.sut.reference.client import PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
-from sim.sut.registry import CLEAN, load_sut
+from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.trace import (
     Acquired,
     Cancelled,
@@ -319,7 +331,7 @@ def test_a_balancer_without_clear_sticky_cache_is_said_to_have_none():
     class Older(LeastLoadedBalancer):
         clear_sticky_cache = None
 
-    older = Sut("older", "older", lambda context: PinnedClient(context.config, context.make_balancer(Older)))
+    older = sut_of("older", lambda context: PinnedClient(context.config, context.make_balancer(Older)))
     trace = run_world(Case(BUDGET, (ONE,), (ClearSticky(AtTime(0.01)),)), older)
     assert notes(trace) == ["this balancer has no clear_sticky_cache"]
 

@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sim import corpus, rolling
-from sim.faults import AddReplica, AfterTokens, AtTime, CancelClient, Every, RemoveReplica, WeightUpdate
 from sim.case import Budget, Case, EngineSettings, Limit, Schedule, ServerSettings, Session, Transport, Turn
-from sim.schema import CaseError
+from sim.faults import AddReplica, AfterTokens, AtTime, CancelClient, Every, RemoveReplica, WeightUpdate
 from sim.invariants import judge
 from sim.rolling import RollingTrace
+from sim.schema import CaseError
 from sim.search.schedules import under_schedules
 from sim.search.strategies import response_cases, routing_cases
-from sim.sut.interface import Sut
 from sim.sut.planted import PLANTED
 from sim.sut.reference.client import PinnedClient
-from sim.sut.registry import CLEAN, load_sut
+from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.trace import Trace
 from sim.world import World
 
@@ -82,7 +81,7 @@ class ForgetsItsAnswer(PinnedClient):
         return await self.balancer.acquire_server.remote(request_id=request_id)
 
 
-FORGETS_ITS_ANSWER = Sut("forgets", "forgets", lambda context: ForgetsItsAnswer(context.config, context.balancer))
+FORGETS_ITS_ANSWER = sut_of("forgets", lambda context: ForgetsItsAnswer(context.config, context.balancer))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -232,7 +231,7 @@ def test_a_request_of_a_forgotten_session_is_counted_and_breaks_nothing():
             await asyncio.sleep(3.0)
             await super().attempt(request_id, kwargs["prompt_ids"], dict(kwargs["sampling_params"]))
 
-    sut = Sut("ghost", "ghost", lambda context: Ghost(context.config, context.balancer))
+    sut = sut_of("ghost", lambda context: Ghost(context.config, context.balancer))
     findings = rolled(MANY, sut)
     assert findings.strays == 1
     assert findings.sessions == 180
@@ -257,7 +256,7 @@ def test_those_that_share_params_are_judged_together(monkeypatch, chapter_events
     monkeypatch.setattr(rolling, "_CHAPTER_EVENTS", chapter_events)
     sessions = (Session(4, limit=Limit("max_tokens", 40)), Session(4, arrival_s=3.0, shares_params_with=0))
     case = Case(Budget(8, 8), sessions, server=ServerSettings("trtllm"), transport=Transport("shared"))
-    assert_same_verdicts(case, Sut("passes", "passes", lambda context: PassesOn(context.config, context.balancer)))
+    assert_same_verdicts(case, sut_of("passes", lambda context: PassesOn(context.config, context.balancer)))
 
 
 def test_a_fault_that_comes_again_and_again_stops_with_the_sessions():

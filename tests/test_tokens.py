@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.faults import AbortAll, AfterTokens
 from sim.case import Budget, Case, Session, Turn
-from sim.sut.interface import Sut
+from sim.faults import AbortAll, AfterTokens
 from sim.sut.reference.client import PinnedClient
-from sim.sut.registry import CLEAN, load_sut
+from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.tokens import LogProbs, TokenIds, ids_as_runs, plain_ids
 from sim.world import run_world
 
@@ -101,7 +100,7 @@ def test_a_client_that_takes_lists_gets_lists_and_the_same_happens():
             seen.extend([type(output.token_ids), type(output.log_probs)])
             super().merge(final, output)
 
-    sut = Sut("lists", "lists", lambda context: Spy(context.config, context.balancer))
+    sut = sut_of("lists", lambda context: Spy(context.config, context.balancer))
     case = Case(
         budget=Budget(8, 16),
         sessions=(Session(4, (Turn(7, tool_tokens=2), Turn(5))),),

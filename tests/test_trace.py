@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from sim.faults import AbortAll, AfterTokens
 from sim.case import Budget, Case, Session, Turn, dumps
+from sim.faults import AbortAll, AfterTokens
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import (
     Admitted,

@@ -7,11 +7,11 @@ import textwrap
 from pathlib import Path
 
 from sim.sut.frameworks import FRAMEWORKS
-from sim.sut.interface import Sut, SutError
+from sim.sut.interface import Factory, Sut, SutError
 from sim.sut.reference.adapter import CLEAN, REFERENCE
 from sim.sut.verl.adapter import VERL
 
-__all__ = ["CLEAN", "builtin_names", "load_sut"]
+__all__ = ["CLEAN", "builtin_names", "load_sut", "sut_of"]
 
 
 def builtin_names() -> list[str]:
@@ -30,6 +30,16 @@ def load_sut(name: str) -> Sut:
     if prefix and rest:
         return _from_module(name, prefix, rest)
     raise _unknown(name)
+
+
+def sut_of(name: str, factory: Factory) -> Sut:
+    """A SUT of one's own factory, in verl's shape unless the factory's `rollcage_framework` names another. Raises
+    `SutError` where that is not known."""
+    shape = getattr(factory, "rollcage_framework", VERL.name)
+    framework = FRAMEWORKS.find(shape)
+    if framework is None:
+        raise SutError(f"SUT {name!r}: {FRAMEWORKS.unknown(shape)}")
+    return Sut(name, name, factory, framework)
 
 
 def _unknown(name: str) -> SutError:
@@ -63,7 +73,4 @@ def _from_module(name: str, module: str, attribute: str) -> Sut:
     if not callable(factory):
         has = "is not callable" if hasattr(found, attribute) else "does not exist"
         raise SutError(f"SUT {name!r}: {attribute!r} in {module!r} {has}; a FACTORY(context) is needed")
-    framework = FRAMEWORKS.find(getattr(factory, "rollcage_framework", VERL.name))
-    if framework is None:
-        raise SutError(f"SUT {name!r}: {FRAMEWORKS.unknown(str(factory.rollcage_framework))}")
-    return Sut(name, name, factory, framework)
+    return sut_of(name, factory)

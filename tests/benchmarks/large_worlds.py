@@ -11,8 +11,8 @@ import time
 import msgspec
 
 from sim.case import Budget, Case, EngineSettings, ServerSettings, Session, Turn
-from sim.faults import Every, WeightUpdate
 from sim.engine.config import PauseMode
+from sim.faults import Every, WeightUpdate
 from sim.rolling import RollingTrace
 from sim.sut.registry import CLEAN, load_sut
 from sim.world import World

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from sim.sut.verl.servers import TokenOutput
-from sim.sut.verl.config import Config
 from sim.sut.reference.client import PinnedClient
+from sim.sut.verl.config import Config
+from sim.sut.verl.servers import TokenOutput
 from sim.tokens import LogProbs, TokenIds
 from tests.benchmarks.large_worlds import Cost, Size
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sim.faults import AfterTokens, WeightUpdate
 from sim.case import Budget, Case, Schedule, Session
+from sim.faults import AfterTokens, WeightUpdate
 from sim.invariants import judge
 from sim.sut.registry import CLEAN, SutError, load_sut
 from sim.world import run_world

@@ -6,8 +6,9 @@ import pytest
 
 from sim.case import Budget, Case, Session, Turn
 from sim.clock import watchdog
-from sim.sut.interface import Sut, SutError
+from sim.sut.interface import SutError
 from sim.sut.reference.client import PinnedClient
+from sim.sut.registry import sut_of
 from sim.world import run_world, world
 
 CASE = Case(Budget(8, 16), (Session(4, (Turn(2),)),) * 20, max_concurrent_sessions=1)
@@ -26,7 +27,7 @@ def sut(busy_s, calls=None):
                 pass
             return await super().generate(request_id, **kwargs)
 
-    return Sut("busy", "busy", lambda context: Busy(context.config, context.balancer))
+    return sut_of("busy", lambda context: Busy(context.config, context.balancer))
 
 
 real_time = time.perf_counter

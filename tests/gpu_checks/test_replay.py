@@ -1,5 +1,6 @@
 """The machinery of gpu_checks itself, on a stub of an engine: what it reproduces, and what it finds out."""
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,10 +12,9 @@ from gpu_checks.cases import CORPUS, DEFERRED, OVERRUNS, PINNED, KeptCase, load,
 from gpu_checks.points import Name, Point, Points
 from gpu_checks.real_world import RealLoop
 from gpu_checks.replay import Replay, aimed, replay, run_on_vllm, simulate_again, summary, table
-from sim.faults import AfterTokens, AtTime, ClearSticky, Every, WeightUpdate
 from sim.case import Budget, Case, Schedule, ServerSettings, Session
+from sim.faults import AfterTokens, AtTime, ClearSticky, Every, WeightUpdate
 from sim.servers.server import FakeRolloutServer
-from sim.sut.interface import Sut
 from sim.sut.registry import load_sut
 from tests.gpu_checks.stub_engine import StubEngine, StubEngines, params
 
@@ -114,7 +114,7 @@ def test_a_wrong_fake_is_found_out(loop: RealLoop) -> None:
     engines: Any = StubEngines(loop)
     real = run_on_vllm(overrun(16), sut, engines)
     assert simulate_again(real) is None
-    found = simulate_again(real, Sut(sut.name, sut.key, sut.factory, LosesATokenAtAnAbort))
+    found = simulate_again(real, dataclasses.replace(sut, make_server=LosesATokenAtAnAbort))
     assert found
     assert "tokens in its end" in found
 

@@ -4,13 +4,12 @@ import asyncio
 
 import pytest
 
-from sim.faults import AbortAll, AfterTokens, AtTime, CancelClient
 from sim.case import Budget, Case, ClientView, Limit, ServerSettings, Session, Transport, Turn
+from sim.faults import AbortAll, AfterTokens, AtTime, CancelClient
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.budget import returned_tokens, spelled_grants, turn_budget_tokens
-from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
-from sim.sut.registry import CLEAN, load_sut
+from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.trace import Decoded, Ended, Granted, Sent, Trace, TurnEnded, TurnStarted, WorldEnded
 from sim.world import run_world
 
@@ -278,7 +277,7 @@ def test_b10_does_not_blame_the_server_for_a_limit_that_is_taken_out_under_way(o
             self.callers = sampling_params
             return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
 
-    sut = Sut("withdrawing", "withdrawing", lambda context: WithdrawingClient(context.config, context.balancer))
+    sut = sut_of("withdrawing", lambda context: WithdrawingClient(context.config, context.balancer))
     transport = Transport(objects, server_delay_s=0.5)
     case = Case(BUDGET, (Session(2, limit=Limit("max_tokens", 5)),), transport=transport)
     trace = run_world(case, sut)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from sim.faults import AbortAll, AbortRequest, AfterTokens, AtTime
 from sim.case import Budget, Case, ServerSettings, Session
+from sim.faults import AbortAll, AbortRequest, AfterTokens, AtTime
 from sim.invariants import INVARIANTS, judge
 from sim.invariants.lifecycle import delivered_ids
-from sim.tokens import first_token
 from sim.sut.registry import CLEAN, load_sut
+from sim.tokens import first_token
 from sim.trace import Decoded, Delivered, Discarded, Ended, Sent, Trace, TurnEnded, TurnStarted, WorldEnded
 from sim.world import run_world
 

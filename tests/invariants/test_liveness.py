@@ -2,8 +2,8 @@
 
 import pytest
 
-from sim.faults import AbortAll, AtTime
 from sim.case import Budget, Case, ServerSettings, Session
+from sim.faults import AbortAll, AtTime
 from sim.invariants import INVARIANTS, judge
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import SessionEnded, Trace, WorldEnded

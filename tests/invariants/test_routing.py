@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.faults import AbortAll, AddReplica, AfterTokens, AtTime, CancelClient, ClearSticky, RemoveReplica, WeightUpdate
 from sim.case import Budget, Case, Router, Session, Transport, Turn
+from sim.faults import AbortAll, AddReplica, AfterTokens, AtTime, CancelClient, ClearSticky, RemoveReplica, WeightUpdate
 from sim.invariants import INVARIANTS, judge, routing
 from sim.invariants.routing import routing_log
-from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
-from sim.sut.registry import CLEAN, load_sut
+from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.trace import Message, Trace, TurnEnded, TurnStarted, WorldEnded
 from sim.world import run_world
 
@@ -228,7 +227,7 @@ def test_r7_says_where_a_call_was_when_it_was_cancelled(where):
                 request_id=request_id, prompt_ids=prompt_ids, sampling_params=sampling_params
             )
 
-    leaking = Sut("leaking", "leaking", lambda context: Leaking(context.config, context.balancer))
+    leaking = sut_of("leaking", lambda context: Leaking(context.config, context.balancer))
     (message,) = [
         v.message for v in judge(CANCELLED[where], run_world(CANCELLED[where], leaking)) if v.invariant == "R7"
     ]

@@ -1,8 +1,8 @@
 """Staleness invariants: KV of older weights is found wherever somebody uses it, and nowhere else."""
 
-from sim.faults import AbortAll, AfterTokens, WeightUpdate
 from sim.case import Budget, Case, ServerSettings, Session
 from sim.case import EngineSettings as Settings
+from sim.faults import AbortAll, AfterTokens, WeightUpdate
 from sim.invariants import INVARIANTS, judge
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Prefilled, Sent, Trace, TurnStarted, VersionChanged, WorldEnded

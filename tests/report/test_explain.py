@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 
 from sim import corpus
-from sim.faults import AbortAll, AfterSent, AfterTokens, AtTime, WeightUpdate
 from sim.case import Budget, Case, ClientView, Limit, Schedule, Session
+from sim.faults import AbortAll, AfterSent, AfterTokens, AtTime, WeightUpdate
 from sim.invariants import Violation, judge
 from sim.report import explain
 from sim.search.campaign import Find
-from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
-from sim.sut.registry import CLEAN, load_sut
+from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.world import run_world
 
 CORPUS = Path(__file__).parents[2] / "properties" / "corpus"
@@ -147,7 +146,7 @@ class RetryingClient(PinnedClient):
 
 
 def report_of(client, case):
-    sut = Sut("mine", "mine", lambda context: client(context.config, context.balancer))
+    sut = sut_of("mine", lambda context: client(context.config, context.balancer))
     trace = run_world(case, sut)
     return explain.world_report(case, sut, trace, judge(case, trace))
 
@@ -169,7 +168,7 @@ def test_what_the_balancer_raised_is_not_put_on_the_client():
         def choose(self):
             raise RuntimeError("closed")
 
-    sut = Sut("mine", "mine", lambda context: PinnedClient(context.config, context.make_balancer(Closed)))
+    sut = sut_of("mine", lambda context: PinnedClient(context.config, context.make_balancer(Closed)))
     text = explain.world_report(ONE, sut, run_world(ONE, sut), [])
     assert "the client's call was cut: error (RuntimeError: closed)" in text
     assert "your client raised" not in text
@@ -177,7 +176,7 @@ def test_what_the_balancer_raised_is_not_put_on_the_client():
 
 def test_an_exception_and_its_place_do_not_change_the_digest():
     """The place is that of a file on this machine."""
-    sut = Sut("mine", "mine", lambda context: RaisingClient(context.config, context.balancer))
+    sut = sut_of("mine", lambda context: RaisingClient(context.config, context.balancer))
     trace = run_world(ONE, sut)
     before = trace.digest()
     assert trace.raised.pop((0, 0))
@@ -271,7 +270,7 @@ def test_one_origin_of_exceptions_is_told_once():
         async def generate(self, request_id, **kwargs):
             raise KeyError(request_id)
 
-    failing = Sut("failing", "failing", lambda context: Failing(context.config, context.balancer))
+    failing = sut_of("failing", lambda context: Failing(context.config, context.balancer))
     told = set()
     finds = [Find(number, "", Case(Budget(4, 10), (Session(2),))) for number in ("A9", "A1")]
     first, second = (explain.find_report(failing, find, told) for find in finds)

@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 import pytest
 from click.testing import CliRunner
 
-from sim.faults import AddReplica, AfterSent, AtTime, CancelClient, WeightUpdate
 from sim.case import Budget, Case, Schedule, Session, Turn
 from sim.cli.main import main
+from sim.faults import AddReplica, AfterSent, AtTime, CancelClient, WeightUpdate
 from sim.invariants import judge
 from sim.report.page import Subject, page
 from sim.sut.registry import load_sut

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from sim.faults import AbortRequest, AfterTokens, AtTime, CancelClient, WeightUpdate
 from sim.case import Budget, Case, Schedule, ServerSettings, Session, Turn
 from sim.clock import NS_PER_S
+from sim.faults import AbortRequest, AfterTokens, AtTime, CancelClient, WeightUpdate
 from sim.report.spans import Part, spans_of
 from sim.report.timeline import timeline
 from sim.sut.registry import load_sut

@@ -10,9 +10,9 @@ from sim.search import campaign as campaign_module
 from sim.search import shrink as shrink_module
 from sim.search.campaign import Bounds, run_campaign
 from sim.search.strategies import response_cases, routing_cases
-from sim.sut.interface import Sut, SutError
+from sim.sut.interface import SutError
 from sim.sut.reference.client import DeferredClient, PinnedClient
-from sim.sut.registry import CLEAN, load_sut
+from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.world import run_world
 
 BUDGET = numbers_of(["budget"])
@@ -20,7 +20,7 @@ DEFERRED = load_sut("reference:deferred")
 
 
 def sut(client, name="under test"):
-    return Sut(name, name, lambda context: client(context.config, context.balancer))
+    return sut_of(name, lambda context: client(context.config, context.balancer))
 
 
 RESPONSES = response_cases()
@@ -213,7 +213,7 @@ def test_a_factory_that_fails_in_some_worlds_ends_it_with_what_it_found():
             raise RuntimeError("only two servers")
         return DeferredClient(context.config, context.balancer)
 
-    campaign = hunt(Sut("picky", "picky", factory), worlds=1000)
+    campaign = hunt(sut_of("picky", factory), worlds=1000)
     assert isinstance(campaign.breakdown.error, SutError)
     assert campaign.breakdown.case.replicas == 3
 

@@ -12,11 +12,10 @@ from sim.search.campaign import Bounds, run_campaign
 from sim.search.classics import CLASSICS, classic_cases
 from sim.search.compare import DIFFERS, against
 from sim.search.strategies import STRATEGIES, response_cases
-from sim.sut.interface import Sut
 from sim.sut.planted import PLANTED
 from sim.sut.reference.client import DeferredClient, PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
-from sim.sut.registry import CLEAN, load_sut
+from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.testing import search
 from sim.trace import VersionChanged
 from sim.world import run_world
@@ -103,7 +102,7 @@ def test_a_classic_shows_what_it_is_meant_for(name):
     classic = BY_NAME[name]
     suts = [load_sut(f"reference:{bug}") for bug, each in PLANTED.items() if each.invariant in classic.meant_for]
     if name in OWN:
-        suts.append(Sut(name, name, OWN[name]))
+        suts.append(sut_of(name, OWN[name]))
     shown = set().union(*(broken_by(classic.case, sut) for sut in suts))
     assert set(classic.meant_for) <= shown
 
@@ -127,7 +126,7 @@ def test_every_planted_bug_is_caught_before_a_world_is_drawn(bug, monkeypatch):
 
 def test_a_double_release_on_cancel_is_found_in_the_classics(monkeypatch):
     monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 0)
-    twice = Sut("twice", "twice", OWN["one of two cancelled while it decodes"])
+    twice = sut_of("twice", OWN["one of two cancelled while it decodes"])
     (find,) = search(twice, "routing", worlds=4 * len(classic_cases(["routing"])), numbers=("R3",)).finds
     assert len(find.case.sessions) == 2
     assert "counts 0 requests on replica 0; 1 are acquired and not released" in find.message
@@ -154,7 +153,7 @@ def test_they_count_as_worlds_and_come_first():
             seen.append(config.actor_rollout_ref.rollout.prompt_length)
 
     first = Case(BY_NAME["one session, one abort"].case.budget, (Session(1, (Turn(1),)),))
-    sut = Sut("watching", "watching", lambda context: Watching(context.config, context.balancer))
+    sut = sut_of("watching", lambda context: Watching(context.config, context.balancer))
     campaign = run_campaign(sut, response_cases(), ("B1",), 1, Bounds(worlds=20), classics=[first])
     assert (campaign.worlds, len(seen)) == (20, 20)
     assert seen[:4] == [4] * 4

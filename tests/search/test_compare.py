@@ -2,8 +2,8 @@
 
 import pytest
 
-from sim.faults import AfterTokens, WeightUpdate
 from sim.case import Budget, Case, Limit, Session
+from sim.faults import AfterTokens, WeightUpdate
 from sim.search.campaign import Bounds, run_campaign
 from sim.search.compare import DIFFERS, against
 from sim.search.strategies import response_cases

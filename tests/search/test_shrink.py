@@ -2,14 +2,13 @@
 
 import asyncio
 
-from sim.faults import AbortAll, AbortRequest, AfterSent, AfterTokens, AtTime, CancelClient, WeightUpdate
 from sim.case import Budget, Case, Limit, Schedule, Session, Transport, Turn, explicit_limit
+from sim.faults import AbortAll, AbortRequest, AfterSent, AfterTokens, AtTime, CancelClient, WeightUpdate
 from sim.invariants import judge
 from sim.report.explain import schedule_line
 from sim.search.shrink import MOST_RUNS, shrink_schedule, shrink_world
-from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
-from sim.sut.registry import CLEAN, load_sut
+from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.world import run_world
 
 CASE = Case(Budget(4, 10, 64), (Session(4), Session(4), Session(4)), replicas=2)
@@ -31,7 +30,7 @@ class RacingClient(PinnedClient):
         return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
 
 
-RACE = Sut("race", "race", lambda context: RacingClient(context.config, context.balancer))
+RACE = sut_of("race", lambda context: RacingClient(context.config, context.balancer))
 
 
 def breaks(number, sut):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from sim.faults import AddReplica, CancelClient, DelayReleases, RemoveReplica, WeightUpdate
 from sim.case import Case, ServerSettings, Transport, dumps, loads
+from sim.faults import AddReplica, CancelClient, DelayReleases, RemoveReplica, WeightUpdate
 from sim.invariants import KINDS
 from sim.search.strategies import MOST_SESSIONS_IN_A_ROW, MOST_TOKENS, STRATEGIES, response_cases, routing_cases
 

@@ -22,8 +22,7 @@ from sim.engine import Engine, EngineConfig
 from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
 from sim.servers.server import ADMISSION_WAIT_S, FakeRolloutServer
-from sim.tokens import first_token, session_of
-from sim.tokens import LogProbs
+from sim.tokens import LogProbs, first_token, session_of
 from sim.trace import Admitted, Decoded, Ended, Granted, Parked, Paused, Prefilled, Resumed, Trace, VersionChanged
 
 BUDGET = Budget(prompt_length=8, response_length=10, max_model_len=32)

@@ -7,7 +7,7 @@ import pytest
 from sim.case import Budget, Case, Session
 from sim.sut.planted import PLANTED
 from sim.sut.reference.client import PinnedClient
-from sim.sut.registry import CLEAN, VERL_NAMES, SutError, builtin_names, load_sut
+from sim.sut.registry import CLEAN, VERL_NAMES, SutError, builtin_names, load_sut, sut_of
 from sim.world import run_world
 
 CASE = Case(Budget(4, 10, 64), (Session(4),))
@@ -74,7 +74,6 @@ def test_a_factory_in_the_working_directory_is_found(tmp_path, monkeypatch):
 
 def test_ray_actor_classes_are_unwrapped():
     """As `ray.remote(cls)` makes them: the plain class is in the metadata."""
-    from sim.sut.interface import Sut
     from sim.sut.reference.routing import LeastLoadedBalancer
 
     class Metadata:
@@ -83,5 +82,5 @@ def test_ray_actor_classes_are_unwrapped():
     class ActorClass:
         __ray_metadata__ = Metadata
 
-    sut = Sut("ray", "ray", lambda context: PinnedClient(context.config, context.make_balancer(ActorClass)))
+    sut = sut_of("ray", lambda context: PinnedClient(context.config, context.make_balancer(ActorClass)))
     assert run_world(CASE, sut).is_done

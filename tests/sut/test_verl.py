@@ -6,8 +6,8 @@ the tests that hold for all of them.
 
 import pytest
 
-from sim.faults import AbortAll, AddReplica, AfterTokens, AtTime, CancelClient, DelayReleases
 from sim.case import Budget, Case, ClientView, Limit, Schedule, Session, Transport, Turn
+from sim.faults import AbortAll, AddReplica, AfterTokens, AtTime, CancelClient, DelayReleases
 from sim.invariants import judge
 from sim.sut import verl as adapter
 from sim.sut.registry import SutError, load_sut

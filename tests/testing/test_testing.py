@@ -8,9 +8,8 @@ import pytest
 from sim import corpus
 from sim.case import Budget, Case, Session
 from sim.search.campaign import Campaign, Find
-from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
-from sim.sut.registry import CLEAN, load_sut
+from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.testing import assert_only_known, known_violations, search
 
 pytest_plugins = ["pytester"]
@@ -123,7 +122,7 @@ def test_a_search_in_which_nothing_happens_says_so():
         async def generate(self, request_id, **kwargs):
             raise RuntimeError("no")
 
-    sut = Sut("mute", "mute", lambda context: Mute(context.config, context.balancer))
+    sut = sut_of("mute", lambda context: Mute(context.config, context.balancer))
     with pytest.warns(UserWarning, match="mute: in 5 worlds no token was decoded, and calls failed"):
         search(sut, "budget", worlds=5)
 

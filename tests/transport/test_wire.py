@@ -6,17 +6,16 @@ import gc
 
 import pytest
 
-from sim.faults import AtTime, DelayReleases
 from sim.case import Budget, Case, Limit, Session, Transport
 from sim.clock import VirtualLoop, to_ns
-from sim.sut.verl.servers import TokenOutput
-from sim.sut.interface import Sut
+from sim.faults import AtTime, DelayReleases
 from sim.sut.reference.client import PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
-from sim.sut.registry import CLEAN, load_sut
+from sim.sut.registry import CLEAN, load_sut, sut_of
+from sim.sut.verl.servers import TokenOutput
 from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace, WorldEnded
-from sim.transport.wire import BalancerHandle, Wire
 from sim.transport.copies import copied
+from sim.transport.wire import BalancerHandle, Wire
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=32)
@@ -117,7 +116,7 @@ def test_a_server_that_takes_the_limit_out_of_the_params_is_seen_only_when_they_
             return await self.attempt(request_id, prompt_ids, sampling_params, **kwargs)
 
     case = Case(BUDGET, (Session(4, limit=Limit("max_tokens", 3)),), transport=Transport(objects))
-    trace = run_world(case, Sut("trusting", "trusting", lambda context: Trusting(context.config, context.balancer)))
+    trace = run_world(case, sut_of("trusting", lambda context: Trusting(context.config, context.balancer)))
 
     (turn,) = trace.ledger.sessions[0].turns
     assert (turn.ended.params_changed is not None) == changed
@@ -166,7 +165,7 @@ def test_an_answer_that_finds_no_caller_is_discarded():
             return TokenOutput([], None, "completed")
 
     case = Case(BUDGET, (Session(4),))
-    trace = run_world(case, Sut("impatient", "impatient", lambda c: Impatient(c.config, c.balancer)))
+    trace = run_world(case, sut_of("impatient", lambda c: Impatient(c.config, c.balancer)))
 
     assert [event for event in trace.events if isinstance(event, Delivered)] == []
     assert [event.tokens for event in trace.events if isinstance(event, Discarded)] == [10]
@@ -189,7 +188,7 @@ def test_a_call_outside_of_any_turn_is_refused():
 
         return Early(context.config, context.balancer)
 
-    assert run_world(Case(BUDGET, (Session(4),)), Sut("early", "early", factory)).is_done
+    assert run_world(Case(BUDGET, (Session(4),)), sut_of("early", factory)).is_done
 
 
 # Delays
@@ -261,7 +260,7 @@ def test_errors_that_nobody_waits_for_leave_no_word_outside_the_trace(objects, c
             raise RuntimeError("unwell")
 
     case = Case(BUDGET, (Session(4),), transport=Transport(objects))
-    trace = run_world(case, Sut("failing", "failing", lambda c: Failing(c.config, c.make_balancer(Unwell))))
+    trace = run_world(case, sut_of("failing", lambda c: Failing(c.config, c.make_balancer(Unwell))))
 
     assert trace.is_done
     errors = [event.error for event in trace.events if isinstance(event, Message) and event.kind == "fail"]

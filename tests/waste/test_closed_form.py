@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from sim.faults import AfterTokens, WeightUpdate
 from sim.case import Budget, Case, ServerSettings, Session, Turn
+from sim.faults import AfterTokens, WeightUpdate
 from sim.sut.registry import load_sut
 from sim.waste.closed_form import NEVER, under_regular_aborts
 from sim.waste.ledger import waste_of

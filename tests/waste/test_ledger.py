@@ -9,14 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sim.faults import AbortAll, AbortRequest, AfterTokens, AtTime, CancelClient, WeightUpdate
 from sim.case import Budget, Case, EngineSettings, Limit, ServerSettings, Session, Turn
 from sim.engine.timed import TimedEngine
+from sim.faults import AbortAll, AbortRequest, AfterTokens, AtTime, CancelClient, WeightUpdate
 from sim.search.schedules import under_schedules
 from sim.search.strategies import response_cases, routing_cases
-from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
-from sim.sut.registry import CLEAN, builtin_names, load_sut
+from sim.sut.registry import CLEAN, builtin_names, load_sut, sut_of
 from sim.trace import Decoded, Ended
 from sim.waste import ledger
 from sim.waste.ledger import FATES, LOSSES, Tally, pieces_of, tally, waste_of
@@ -47,7 +46,7 @@ class GivingUpClient(PinnedClient):
 
 
 def own(client):
-    return Sut(client.__name__, client.__name__, lambda context: client(context.config, context.balancer))
+    return sut_of(client.__name__, lambda context: client(context.config, context.balancer))
 
 
 def wasted(case, sut="reference:pinned"):

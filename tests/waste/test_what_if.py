@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from sim.faults import AfterTokens, WeightUpdate
 from sim.case import Budget, Case, EngineSettings, ServerSettings, Session
+from sim.faults import AfterTokens, WeightUpdate
 from sim.sut.registry import load_sut
 from sim.trace import FaultFired, Paused, VersionChanged
 from sim.waste.ledger import mean_update_wait_s

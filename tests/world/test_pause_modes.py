@@ -1,15 +1,16 @@
 """What a weight update does to the requests of a replica: vLLM's pause modes, with the cache cleared or kept."""
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
-from sim.faults import AbortRequest, AfterTokens, AtTime, WeightUpdate
 from sim.case import Budget, Case, EngineSettings, ServerSettings, Session
-from sim.schema import CaseError
+from sim.faults import AbortRequest, AfterTokens, AtTime, WeightUpdate
 from sim.invariants import judge
+from sim.schema import CaseError
 from sim.search.schedules import under_schedules
 from sim.servers.server import FakeRolloutServer
-from sim.sut.interface import Sut
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Decoded, Ended, Paused, Prefilled, Resumed, Sent, VersionChanged
 from sim.world import run_world
@@ -104,7 +105,7 @@ class Broken(FakeRolloutServer):
 def test_a_fault_of_a_server_of_ours_is_no_violation_of_the_clients():
     sut = load_sut(CLEAN)
     with pytest.raises(RuntimeError, match="our own fault"):
-        run_world(updated(), Sut(sut.name, sut.key, sut.factory, Broken))
+        run_world(updated(), dataclasses.replace(sut, make_server=Broken))
 
 
 @pytest.mark.parametrize("mode", ["keep", "wait"])
@@ -122,7 +123,7 @@ class ForgetsToFreeze(FakeRolloutServer):
 
 def test_a_server_that_does_not_freeze_is_seen():
     sut = load_sut(CLEAN)
-    trace = run(updated(pause_mode="keep"), Sut(sut.name, sut.key, sut.factory, ForgetsToFreeze))
+    trace = run(updated(pause_mode="keep"), dataclasses.replace(sut, make_server=ForgetsToFreeze))
     assert {event.version for event in events(trace, Decoded)} == {0}, "done before the new weights come"
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from sim.faults import AbortAll, AfterTokens
 from sim.case import Budget, Case, EngineSettings, ServerSettings, Session, Turn
-from sim.schema import CaseError
+from sim.faults import AbortAll, AfterTokens
 from sim.invariants import judge
+from sim.schema import CaseError
 from sim.sut.registry import CLEAN, load_sut
 from sim.trace import Prefilled
 from sim.world import run_world

@@ -11,21 +11,48 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from sim.faults import AbortAll, AbortRequest, AddReplica, AfterSent, AfterTokens, AtTime, CancelClient, ClearSticky, DelayReleases, RemoveReplica, WeightUpdate
-from sim.case import Budget, Case, ClientView, EngineSettings, FittedLatency, Limit, RooflineLatency, Router, Schedule, ServerSettings, Session, Transport, Turn, dumps, loads
-from sim.clock import to_ns
 from sim.dialects.grants import NoRoom, take_grant
+
+from sim.case import (
+    Budget,
+    Case,
+    ClientView,
+    EngineSettings,
+    FittedLatency,
+    Limit,
+    RooflineLatency,
+    Router,
+    Schedule,
+    ServerSettings,
+    Session,
+    Transport,
+    Turn,
+    dumps,
+    loads,
+)
+from sim.clock import to_ns
 from sim.engine import Engine, EngineConfig
 from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
+from sim.faults import (
+    AbortAll,
+    AbortRequest,
+    AddReplica,
+    AfterSent,
+    AfterTokens,
+    AtTime,
+    CancelClient,
+    ClearSticky,
+    DelayReleases,
+    RemoveReplica,
+    WeightUpdate,
+)
 from sim.invariants import INVARIANTS, judge
-from sim.sut.interface import Sut, SutError
+from sim.sut.interface import SutError
 from sim.sut.reference.client import PinnedClient
-from sim.sut.registry import CLEAN, load_sut
+from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.trace import Logged, Message, Prefilled, Sent, SessionEnded, TurnEnded, WorldEnded
 from sim.world import World, run_world
-from sim.world.world import AT_REST
 from sim.world.bounds import bounds_of
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=64)
@@ -42,7 +69,7 @@ def events(trace, kind):
 
 def sut(client, name="under test"):
     """A SUT of a client class, with the built-in balancer."""
-    return Sut(name, name, lambda context: client(context.config, context.balancer))
+    return sut_of(name, lambda context: client(context.config, context.balancer))
 
 
 # The closed form: one response, aborted after every `every` tokens, `aborts` times.
@@ -319,7 +346,7 @@ def test_a_client_that_swallows_its_cancellation_is_no_hang():
 
 def test_a_factory_must_return_a_client():
     with pytest.raises(SutError, match="the factory of SUT 'nothing' returned int, which has no generate"):
-        run_world(Case(BUDGET, (ONE,)), Sut("nothing", "nothing", lambda context: 3))
+        run_world(Case(BUDGET, (ONE,)), sut_of("nothing", lambda context: 3))
 
 
 def test_after_a_factory_that_fails_the_next_world_runs():
@@ -327,7 +354,7 @@ def test_after_a_factory_that_fails_the_next_world_runs():
         raise OSError("no such model")
 
     with pytest.raises(SutError, match="the factory of SUT 'failing' raised OSError: no such model"):
-        run_world(Case(BUDGET, (ONE,)), Sut("failing", "failing", failing))
+        run_world(Case(BUDGET, (ONE,)), sut_of("failing", failing))
     assert run_world(Case(BUDGET, (ONE,)), load_sut(CLEAN)).is_done
 
 
@@ -346,7 +373,7 @@ def test_a_factory_may_bring_its_own_balancer():
         balancer = context.make_balancer(Fixed)
         return PinnedClient(context.config, balancer), balancer
 
-    trace = run_world(Case(BUDGET, (ONE, ONE), replicas=2), Sut("fixed", "fixed", plain))
+    trace = run_world(Case(BUDGET, (ONE, ONE), replicas=2), sut_of("fixed", plain))
     assert {event.replica for event in events(trace, Sent)} == {1}
     assert events(trace, Message)[-1].loads is None, "it shows no counts"
     assert {violation.invariant for violation in judge(Case(BUDGET, (ONE, ONE), replicas=2), trace)} == {"R1"}
@@ -391,7 +418,7 @@ class ShowingMore(Uncounted):
 @pytest.mark.parametrize("cls", [AnsweringOddly, FailingToShow, ShowingAList, ShowingMore])
 def test_a_balancer_may_show_what_it_likes(cls):
     case = Case(BUDGET, (ONE,))
-    odd = Sut("odd", "odd", lambda context: PinnedClient(context.config, context.make_balancer(cls)))
+    odd = sut_of("odd", lambda context: PinnedClient(context.config, context.make_balancer(cls)))
     trace = run_world(case, odd)
     assert trace.is_done
     assert not events(trace, Logged)
