@@ -213,7 +213,9 @@ def test_the_spelling_that_verls_servers_leave_is_one_that_their_engines_do_not_
         *(("plain-sglang", 93, 5), ("plain-sglang", 94, 4), ("plain-sglang", 100, -2)),
     ],
 )
-def test_a_prompt_is_refused_by_vllm_below_a_room_of_1_by_verl_for_sglang_below_0_and_by_sglang_below_5(dialect, prompt_tokens, room):
+def test_a_prompt_is_refused_by_vllm_below_a_room_of_1_by_verl_for_sglang_below_0_and_by_sglang_below_5(
+    dialect, prompt_tokens, room
+):
     server = DIALECTS[dialect]
     assert server.room_tokens(BUDGET, prompt_tokens) == room
     assert server.least_room is not None

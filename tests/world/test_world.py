@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sim.dialects.grants import NoRoom, take_grant
 
 from sim.case import (
     Budget,
@@ -31,6 +30,7 @@ from sim.case import (
     loads,
 )
 from sim.clock import to_ns
+from sim.dialects import DIALECTS, Refused
 from sim.engine import Engine, EngineConfig
 from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
@@ -54,6 +54,8 @@ from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.trace import Logged, Message, Prefilled, Sent, SessionEnded, TurnEnded, WorldEnded
 from sim.world import World, run_world
 from sim.world.bounds import bounds_of
+from sim.world.ports import Ports
+from sim.world.world import AT_REST
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=64)
 ONE = Session(4)
@@ -85,8 +87,8 @@ def closed_form(dialect, budget, prompt_tokens, every, aborts, pinned):
             return parts
         params = {"max_tokens": left} if pinned else {}
         try:
-            granted = take_grant(dialect, budget, prompt_tokens + generated, params).tokens
-        except NoRoom:
+            granted = DIALECTS[dialect].take_grant(budget, prompt_tokens + generated, params).tokens
+        except Refused:
             return parts
         next_abort = every * (generated // every + 1)
         if granted <= next_abort - generated or next_abort > every * aborts:
@@ -271,7 +273,7 @@ def last(trace):
 
 def test_a_run_ends_with_the_balancers_counts_at_rest():
     trace = run_world(Case(BUDGET, (ONE, ONE), replicas=2), load_sut(CLEAN))
-    assert events(trace, Message)[-1] == Message(to_ns(0.1), REST, None, None, (), (0, 0), 0, 0)
+    assert events(trace, Message)[-1] == Message(to_ns(0.1), AT_REST, None, None, (), (0, 0), 0, 0)
     assert last(trace) == WorldEnded(to_ns(0.1), "done")
 
 
@@ -542,21 +544,17 @@ def test_warnings_of_the_system_under_test_are_on_the_trace_and_not_on_the_termi
 # Engines
 
 
-class SmallPoolWorld(World):
-    """Its engines have a pool that vLLM would not start with, so that a long prompt never fits."""
-
-    def _make_engine(self):
-        config = EngineConfig(
-            num_gpu_blocks=3, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64
-        )
-        return TimedEngine(Engine(config), Constant(to_ns(0.01)))
+def small_pool(case):
+    """An engine with a pool that vLLM would not start with, so that a long prompt never fits."""
+    config = EngineConfig(num_gpu_blocks=3, block_size=4, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64)
+    return TimedEngine(Engine(config), Constant(to_ns(0.01)))
 
 
 @pytest.mark.parametrize("faults", [(), (AbortAll(AtTime(1.0), 0),)])
 def test_a_request_that_never_fits_ends_the_world_with_the_engines_reason(faults):
     """An abort ends it, after 60 s of waiting for its first token, and the client sends it again."""
     case = Case(BUDGET, (Session(4, (Turn(2),)), Session(12)), faults)
-    world = SmallPoolWorld(case, load_sut(CLEAN))
+    world = World(case, load_sut(CLEAN), ports=Ports(make_engine=small_pool))
     (violation,) = [each for each in judge(case, world.run()) if each.invariant == "V1"]
     assert violation.message.startswith(f"deadlock at {62 if faults else 0.03:g}")
     assert (
