@@ -415,7 +415,7 @@ def loads(text: str | bytes, source: str = "the case") -> Case:
         return from_builtins(plain_json(text), source)
     except msgspec.ValidationError as error:
         data = plain_json(text)
-        if _is_of_another_format(data) or load_installed_plugins():
+        if data is not None and (_is_of_another_format(data) or load_installed_plugins()):
             return from_builtins(data, source)
         raise CaseError(f"{source}: {explained(error, data, layout())}") from None
     except (CaseError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
