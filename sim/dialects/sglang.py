@@ -25,6 +25,7 @@ PLAIN_SGLANG = Dialect(
     least_room=5,
     least_limit=0,
     refuses_beyond_context=True,
+    unknown_keys=LIMIT_KEYS,
     null_is_no_limit=True,
     stop_reasons={"stop": "stop", "length": "length", "abort": "abort"},
     pause_waits_for="admitted",

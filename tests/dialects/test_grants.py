@@ -170,12 +170,8 @@ def test_a_limit_that_is_no_integer_is_an_error(dialect, limit):
         grant(dialect, 60, **{spelling: limit})
 
 
-@pytest.mark.parametrize(
-    ("dialect", "other", "tokens"), [("plain-vllm", "max_new_tokens", 40), ("plain-sglang", "max_tokens", 38)]
-)
-def test_the_engines_own_servers_do_not_know_the_others_spelling(dialect, other, tokens):
-    """Unknown fields of the params are ignored there, so the default holds."""
-    assert grant(dialect, 60, **{other: 3})[:2] == (tokens, "default")
+def test_vllm_by_itself_does_not_look_at_fields_that_it_does_not_know():
+    assert grant("plain-vllm", 60, max_new_tokens=3)[:2] == (40, "default")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +179,6 @@ def test_the_engines_own_servers_do_not_know_the_others_spelling(dialect, other,
     [
         ("trtllm", "default", 30, {"max_tokens": 3, "max_new_tokens": 5}),
         ("plain-vllm", "max_tokens", 3, {"max_new_tokens": 5}),
-        ("plain-sglang", "max_new_tokens", 5, {"max_tokens": 3}),
     ],
 )
 def test_of_two_spellings_each_server_takes_its_own_and_leaves_the_other(dialect, rule, tokens, left):
@@ -194,10 +189,14 @@ def test_of_two_spellings_each_server_takes_its_own_and_leaves_the_other(dialect
 
 
 @pytest.mark.parametrize(
-    ("dialect", "own", "other"), [("vllm", "max_tokens", "max_new_tokens"), ("sglang", "max_new_tokens", "max_tokens")]
+    ("dialect", "own", "other"),
+    [
+        ("vllm", "max_tokens", "max_new_tokens"),
+        ("sglang", "max_new_tokens", "max_tokens"),
+        ("plain-sglang", "max_new_tokens", "max_tokens"),
+    ],
 )
-def test_the_spelling_that_verls_servers_leave_is_one_that_their_engines_do_not_know(dialect, own, other):
-    """They take their own first; the other goes on as a keyword."""
+def test_what_is_left_of_two_spellings_is_a_keyword_that_the_engine_does_not_know(dialect, own, other):
     params = {"max_tokens": 3, "max_new_tokens": 5}
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{other}'"):
         DIALECTS[dialect].take_grant(BUDGET, 10, params)
@@ -238,6 +237,11 @@ def test_a_request_that_is_refused_for_its_prompt_keeps_its_limit(dialect):
     with pytest.raises(Refused):
         DIALECTS[dialect].take_grant(BUDGET, 100, params)
     assert params == {"max_tokens": 7}
+
+
+def test_sglang_by_itself_does_not_know_vllms_spelling():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_tokens'"):
+        grant("plain-sglang", 60, max_tokens=3)
 
 
 def test_the_resume_that_overruns():
