@@ -304,7 +304,7 @@ IDLE = {
         "no call of the client ended well",
     ),
     "it says nothing": (
-        "from sim.servers.server import TokenOutput\nreturn TokenOutput([], [], 'stop')",
+        "from sim.sut.verl.servers import TokenOutput\nreturn TokenOutput([], [], 'stop')",
         "return Client(context.config, context.balancer)",
         0,
         "no token was decoded: the client was hardly tested",
