@@ -25,6 +25,7 @@ from sim.sut.interface import Sut
 from sim.trace import Trace
 from sim.transport.wire import TurnInProgress, Wire
 from sim.world import World
+from sim.world.bounds import WorldBounds
 from sim.world.ports import Ports, virtual_loop
 
 _FAR_NS = 2**40
@@ -198,8 +199,8 @@ class LedWorld:
     def run(self) -> Trace:
         return self._world.run()
 
-    def _make_loop(self, case: Case, order: Order) -> Any:
-        loop = virtual_loop(case, order)
+    def _make_loop(self, case: Case, order: Order, bounds: WorldBounds) -> Any:
+        loop = virtual_loop(case, order, bounds)
         if self._points.order:
             assert loop.until_ns is not None
             loop.until_ns += self._points.order[-1].t_ns

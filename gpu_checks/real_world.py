@@ -18,7 +18,6 @@ from sim.sut.interface import Sut
 from sim.trace import Trace, WorldEnded
 from sim.transport.wire import TurnInProgress, Wire
 from sim.world import World
-from sim.world.bounds import bounds_of
 from sim.world.ports import Ports
 from sim.world.warnings import warnings_heard
 
@@ -100,7 +99,7 @@ class RealWorld:
         self._choices = SeededChoices(case.seed)
         self._tasks_of_others: set[asyncio.Task[Any]] = set()
         ports = Ports(
-            make_loop=lambda _case, _order: loop,
+            make_loop=lambda *_: loop,
             make_network=partial(Wire, deliver=self._deliver),
             make_server=self._make_server,
             make_engine=lambda _case: NO_ENGINE,
@@ -130,7 +129,7 @@ class RealWorld:
         self._tasks_of_others = asyncio.all_tasks()
         for engine in self._engines:
             await engine.resume_generation()
-        bound_s = bounds_of(self._world.case).virtual_s + ENGINE_TIME_S * self._loop.speed
+        bound_s = self._world.bounds.virtual_s + ENGINE_TIME_S * self._loop.speed
         try:
             async with asyncio.timeout(bound_s):
                 await self._world.main()

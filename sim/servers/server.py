@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sim.clock import NS_PER_S
-from sim.dialects import Outcome, Refused
+from sim.dialects import NoRoom, Outcome, Refused
 from sim.servers.decode_engine import Burst, Moment, Prefill
 from sim.servers.port import Answer, ServerParts
 from sim.tokens import LogProbs, TokenIds, first_token, plain_ids, session_of
@@ -95,7 +95,7 @@ class SimulatedServer:
         """See `RolloutServer`."""
         try:
             if not len(prompt_ids):
-                raise Refused("the prompt is empty")
+                raise NoRoom("the prompt is empty")
             session = session_of(prompt_ids[0])
             grant = self._dialect.take_grant(self._budget, len(prompt_ids), sampling_params)
             ids = plain_ids(prompt_ids)

@@ -58,12 +58,12 @@ class World:
         self.sut = sut
         self.trace = Trace(case.num_sessions) if trace is None else trace
         self.ports = ports
-        self.loop = ports.make_loop(case, _order(case) if order is None else order)
+        self.bounds = bounds_of(case)
+        self.loop = ports.make_loop(case, _order(case) if order is None else order, self.bounds)
         self.deviations: tuple[Deviation, ...] = ()
         """Not of a case that repeats its sessions: they would be as many as its steps."""
         self.steps = 0
         """Callbacks that ran: what the run cost, the same on any machine."""
-        self._bounds = bounds_of(case)
         self._network: Network | None = None
         self._parties: Parties | None = None
         self._servers: list[RolloutServer] = []
@@ -182,7 +182,7 @@ class World:
         self, stage: WorldStage, triggers: Triggers, index: int, fault: Fault, acting: "list[asyncio.Task[None]]"
     ) -> None:
         """Waits for its time in a task that the end of all sessions may cancel, and acts in one that ends by itself."""
-        times = self._bounds.times[index]
+        times = self.bounds.times[index]
         for _ in range(times):
             await triggers.wait(fault.at)
             await self.ports.fault_is_due(index)
