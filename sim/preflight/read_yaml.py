@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from sim.preflight import spelling, verl
-from sim.preflight.launch import UNKNOWN, Collector, Dialect, Launch, Place, PreflightError
+from sim.preflight.launch import UNKNOWN, Collector, LaunchDialect, Launch, Place, PreflightError
 from sim.startup.flags import FLAGS
 
 _COMMON_WORDS = frozenset(("name", "mode", "dtype", "load_format", "watermark", "block_size"))
@@ -64,7 +64,7 @@ def values(text: str, file: str, env: Mapping[str, str], paths: Iterable[str]) -
     return {path: document.resolved(document.scalars[path].value) for path in paths if path in document.scalars}
 
 
-def _launch(dialect: Dialect, engine: str, section: Mapping[str, _Scalar], document: "_Document") -> Launch:
+def _launch(dialect: LaunchDialect, engine: str, section: Mapping[str, _Scalar], document: "_Document") -> Launch:
     settings = Collector()
     for name, scalar in section.items():
         place = Place(document.file, scalar.line)

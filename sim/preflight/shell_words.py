@@ -95,36 +95,32 @@ def _after_heredocs(text: str, start: int, markers: list[str]) -> int:
 
 def _quoted(text: str, start: int) -> int:
     """Length of the quoted or bracketed piece that begins at `start`; to the end of the text if it never closes."""
-    char = text[start]
-    if char == "$":
-        opening = text[start + 1]
-        if opening in "'\"":
-            return 1 + _quoted(text, start + 1)
-        closing, depth, position = {"(": ")", "{": "}"}[opening], 0, start + 1
-        while position < len(text):
-            here = text[position]
-            if here == "\\":
-                position += 1
-            elif here == "'" or (here == '"' and opening == "("):
-                position += _quoted(text, position) - 1
-            elif here == opening:
-                depth += 1
-            elif here == closing:
-                depth -= 1
-                if depth == 0:
-                    return position + 1 - start
-            position += 1
-        return len(text) - start
-    position = start + 1
+    position = start + (text[start] == "$")
+    opening = text[position]
+    closing = {"(": ")", "{": "}"}.get(opening, opening)
+    depth = 1
+    position += 1
     while position < len(text):
-        if text[position] == "\\" and char != "'":
+        here = text[position]
+        if here == "\\" and opening != "'":
             position += 1
-        elif char == '"' and text[position] == "$" and text[position + 1 : position + 2] in ("(", "{"):
+        elif _begins_piece(text, position, opening):
             position += _quoted(text, position) - 1
-        elif text[position] == char:
-            return position + 1 - start
+        elif here == closing:
+            depth -= 1
+            if depth == 0:
+                return position + 1 - start
+        elif here == opening:
+            depth += 1
         position += 1
     return len(text) - start
+
+
+def _begins_piece(text: str, position: int, opening: str) -> bool:
+    """Whether a piece of its own begins here, inside one that `opening` began."""
+    if opening == '"':
+        return text.startswith(("$(", "${"), position)
+    return opening in "({" and (text[position] == "'" or (text[position] == '"' and opening == "("))
 
 
 def pieces(raw: str) -> Iterator[tuple[Literal["literal", "parameter"], str]]:
@@ -143,7 +139,7 @@ def pieces(raw: str) -> Iterator[tuple[Literal["literal", "parameter"], str]]:
         elif char == "\\":
             yield "literal", raw[position + 1 : position + 2]
             position += 2
-        elif char == "`" or (char == "$" and raw[position + 1 : position + 2] in ("(", "{")):
+        elif raw.startswith(("`", "$(", "${"), position):
             length = _quoted(raw, position)
             yield "parameter", raw[position : position + length]
             position += length

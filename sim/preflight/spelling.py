@@ -19,6 +19,8 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _INTEGER = re.compile(r"[+-]?\d+(?:_\d+)*")
 _FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?")
 _SUFFIXES = "kmgt"
+_HYDRA_CONSTANTS = {"null": None, "true": True, "false": False}
+_KIND_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a word"}
 
 
 def verl_path(path: str) -> tuple[str, str] | None:
@@ -57,11 +59,8 @@ def hydra_value(text: str) -> Any:
     text = text.strip()
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
-    lowered = text.lower()
-    if lowered == "null":
-        return None
-    if lowered in ("true", "false"):
-        return lowered == "true"
+    if text.lower() in _HYDRA_CONSTANTS:
+        return _HYDRA_CONSTANTS[text.lower()]
     if _INTEGER.fullmatch(text):
         return int(text)
     if _FLOAT.fullmatch(text):
@@ -87,11 +86,8 @@ def vllm_value(argument: str, text: str) -> Any:
         return float(text)
     elif kind is str:
         return text
-    expected = {int: "an integer (8192, 8k, 8K)", float: "a number"}[kind]
-    raise PreflightError(f"--{dashed(argument)} {text}: expected {expected}")
-
-
-_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a word"}
+    examples = " (8192, 8k, 8K)" if kind is int else ""
+    raise PreflightError(f"--{dashed(argument)} {text}: expected {_KIND_WORDS[kind]}{examples}")
 
 
 def typed(dialect: str, setting: str, value: Any, spelled: str) -> Any:
@@ -108,7 +104,7 @@ def typed(dialect: str, setting: str, value: Any, spelled: str) -> Any:
         return float(value)
     if type(value) is kind:
         return value
-    allowed = _WORDS[kind] + (" or null" if nullable else "")
+    allowed = _KIND_WORDS[kind] + (" or null" if nullable else "")
     hint = ""
     if value == "None":
         hint = "; None is a word here, write null"

@@ -81,12 +81,12 @@ RELEASES: tuple[Release, ...] = (
 
 
 def release_for(version: Version) -> Release:
-    """The newest known release that is not newer than `version`; older than all of them is an error."""
+    """That version, taken for the newest known release that is not newer; a ValueError if it is older than them all."""
     older = [release for release in RELEASES if release.version <= version]
     if not older:
         known = ", ".join(dotted(release.version) for release in RELEASES)
         raise ValueError(f"verl {dotted(version)} is older than the releases known here: {known}")
-    return older[-1]
+    return msgspec.structs.replace(older[-1], version=version)
 
 
 # fmt: off
@@ -138,7 +138,6 @@ def start(
     rollout: Mapping[str, Any],
     model: ModelShape = UNKNOWN_MODEL,
     *,
-    engine_kwargs: Mapping[str, Any] | None = None,
     release: Release = RELEASES[-1],
     vllm: Version = NEWEST,
     device: Device = "gpu",
@@ -146,6 +145,7 @@ def start(
 ) -> VerlStartup:
     """Whether verl's server starts with these rollout settings; unset ones take `rollout.yaml`'s defaults.
 
+    A name that begins with `PASSED_ON` is an engine argument; verl lays them over the others last.
     Only vLLM's own rules are known here: with SGLang or TensorRT-LLM verl's part is judged and the engine's is not.
     """
     values = compose(rollout, release)
@@ -161,7 +161,8 @@ def start(
     found += of_server
     engine = None
     if backend == "vllm":
-        flags, of_forwarding = forward(values, engine_kwargs or {}, release)
+        engine_kwargs = {n.removeprefix(PASSED_ON): v for n, v in rollout.items() if n.startswith(PASSED_ON)}
+        flags, of_forwarding = forward(values, engine_kwargs, release)
         found += of_forwarding
         if not any(f.level == "refused" for f in found):
             engine = start_vllm(flags, model, version=vllm, device=device, allow_longer_context=allow_longer_context)

@@ -7,7 +7,7 @@ from msgspec import UNSET
 
 Version = tuple[int, ...]
 Level = Literal["refused", "changed", "risky", "note"]
-Stage = Literal["verl config", "verl server", "config", "engine core", "worker", "run"]
+StartStage = Literal["verl config", "verl server", "config", "engine core", "worker", "run"]
 
 NEWEST: Version = (0, 32)
 """The newest release of vLLM that the rules were held against."""
@@ -26,7 +26,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     rule: str
     level: Level
-    stage: Stage
+    stage: StartStage
     setting: str
     given: Any = UNSET
     becomes: Any = UNSET
@@ -41,7 +41,7 @@ class Rule(msgspec.Struct, frozen=True):
 
     id: str
     level: Level
-    stage: Stage
+    stage: StartStage
     remedy: str
     since: Version = (0,)
     until: Version | None = None

@@ -75,16 +75,16 @@ def test_null_is_neither_true_nor_false() -> None:
 
 def test_engine_kwargs_come_after_the_net() -> None:
     """A pass-through is not netted: the crash is back, on every release that forwards false."""
-    kwargs = {"max_num_batched_tokens": 4096}
+    batched, chunking = f"{verl.PASSED_ON}max_num_batched_tokens", f"{verl.PASSED_ON}enable_chunked_prefill"
     rollout = {**STALE, "max_model_len": 8192}
-    assert found(rollout, engine_kwargs=kwargs) == {
+    assert found({**rollout, batched: 4096}) == {
         "overridden-by-engine-kwargs": "changed",
         "batch-below-context": "refused",
     }
-    assert found(rollout, engine_kwargs={"max_num_batched_tokens": None}) == {}
-    off = found({"name": "vllm"}, engine_kwargs={"enable_chunked_prefill": False})
+    assert found({**rollout, batched: None}) == {}
+    off = found({"name": "vllm", chunking: False})
     assert off["batch-below-context"] == "refused"
-    assert found({"name": "vllm"}, engine_kwargs={"enable_chunked_prefill": False}, release=V090) == {
+    assert found({"name": "vllm", chunking: False}, release=V090) == {
         "overridden-by-engine-kwargs": "changed",
         "false-not-forwarded": "changed",
     }
