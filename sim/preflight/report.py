@@ -25,12 +25,12 @@ class Offender(msgspec.Struct, frozen=True, kw_only=True):
     engines: tuple[str, ...]
 
 
-def offenders(verdicts: Sequence[Verdict], levels: Sequence[str] = LEVELS) -> list[Offender]:
+def offenders(verdicts: Sequence[Verdict]) -> list[Offender]:
     """Each offending line once for each rule, the worst level first, then by file and line."""
     found: dict[tuple[Any, ...], Offender] = {}
     for verdict in verdicts:
         for judged in verdict.judged:
-            if judged.finding.level not in levels:
+            if judged.finding.level not in LEVELS:
                 continue
             key = (judged.places[0], judged.finding.rule, judged.finding.setting)
             engines = found[key].engines if key in found else ()
@@ -39,7 +39,7 @@ def offenders(verdicts: Sequence[Verdict], levels: Sequence[str] = LEVELS) -> li
 
     def rank(offender: Offender) -> tuple[Any, ...]:
         place = offender.judged.places[0]
-        return (levels.index(offender.judged.finding.level), place.file or "", place.line or 0)
+        return (LEVELS.index(offender.judged.finding.level), place.file or "", place.line or 0)
 
     return sorted(found.values(), key=rank)
 
