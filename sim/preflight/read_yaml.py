@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from sim.preflight import spelling, verl
-from sim.preflight.launch import UNKNOWN, Collector, LaunchDialect, Launch, Place, PreflightError
+from sim.preflight.launch import UNKNOWN, Collector, Launch, LaunchDialect, Place, PreflightError
 from sim.startup.flags import FLAGS
 
 _COMMON_WORDS = frozenset(("name", "mode", "dtype", "load_format", "watermark", "block_size"))
