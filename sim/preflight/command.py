@@ -13,9 +13,10 @@ import msgspec
 from sim.preflight import report, scan
 from sim.preflight.check import Verdict, find_model, judge, read_model, read_targets
 from sim.preflight.launch import Launch, PreflightError
+from sim.preflight.launch import Reading as Tree
 from sim.preflight.read_flags import read_words
-from sim.preflight.scan import Tree
-from sim.startup.startup import Device, Model
+from sim.startup.batch import Device
+from sim.startup.model_shape import ModelShape as Model
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
