@@ -14,10 +14,11 @@ from msgspec.structs import replace
 from sim.case import MAX_TIME_S, MAX_TOKENS, Case, Every, explicit_limit, params_owner, prompt_owner
 from sim.clock import (
     NS_PER_S,
+    Blocked,
     Deadlock,
     Deviation,
-    Deviations,
     Fifo,
+    FifoExcept,
     Horizon,
     Order,
     RandomOrder,
@@ -25,8 +26,8 @@ from sim.clock import (
     VirtualLoop,
     tamed,
     to_ns,
+    watched,
 )
-from sim.clock.watchdog import Blocked, watched
 from sim.engine import Engine, StepTotals
 from sim.engine.timed import TimedEngine
 from sim.faults import Stage, Triggers, act
@@ -233,7 +234,7 @@ def _order(case: Case) -> Order:
     if schedule.policy == "random":
         return RandomOrder(schedule.seed)
     if schedule.policy == "explicit":
-        return Deviations(tuple(Deviation(step, pick) for step, pick in schedule.deviations))
+        return FifoExcept(tuple(Deviation(step, pick) for step, pick in schedule.deviations))
     return Fifo()
 
 
