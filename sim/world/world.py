@@ -5,17 +5,18 @@ from typing import Any
 
 from sim.case import Case
 from sim.clock import (
+    Blocked,
     Deadlock,
     Deviation,
-    Deviations,
     Fifo,
+    FifoExcept,
     Horizon,
     Order,
     RandomOrder,
     StepCap,
     tamed,
+    watched,
 )
-from sim.clock.watchdog import Blocked, watched
 from sim.faults import Every, Fault
 from sim.servers.gate import SubmissionGate
 from sim.servers.port import RolloutServer, ServerParts
@@ -230,7 +231,7 @@ def _order(case: Case) -> Order:
     if schedule.policy == "random":
         return RandomOrder(schedule.seed)
     if schedule.policy == "explicit":
-        return Deviations(tuple(Deviation(step, pick) for step, pick in schedule.deviations))
+        return FifoExcept(tuple(Deviation(step, pick) for step, pick in schedule.deviations))
     return Fifo()
 
 

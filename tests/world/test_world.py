@@ -271,7 +271,7 @@ def last(trace):
 
 def test_a_run_ends_with_the_balancers_counts_at_rest():
     trace = run_world(Case(BUDGET, (ONE, ONE), replicas=2), load_sut(CLEAN))
-    assert events(trace, Message)[-1] == Message(to_ns(0.1), REST, None, None, (), (0, 0), 0, 0)
+    assert events(trace, Message)[-1] == Message(to_ns(0.1), AT_REST, None, None, (), (0, 0), 0, 0)
     assert last(trace) == WorldEnded(to_ns(0.1), "done")
 
 
