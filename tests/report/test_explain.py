@@ -19,7 +19,8 @@ from sim.case import (
     Session,
     WeightUpdate,
 )
-from sim.invariants import Violation, judge
+from sim.invariants.judging import judge
+from sim.invariants.violation import Violation
 from sim.report import explain
 from sim.search.campaign import Find
 from sim.sut.interface import Sut

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from sim.case import AddReplica, AfterSent, AtTime, Budget, CancelClient, Case, Schedule, Session, Turn, WeightUpdate
 from sim.cli.main import main
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.report.page import Subject, page
 from sim.sut.registry import load_sut
 from sim.world import World
