@@ -37,12 +37,11 @@ def _where(turn: TurnRecord, attempt: Attempt) -> str:
     return f"session {turn.started.session} turn {turn.started.turn} attempt {attempt.sent.attempt}"
 
 
-def check_overrun(evidence: Evidence) -> list[Violation]:
+def check_overrun(evidence: Evidence) -> Iterator[Violation]:
     """Whether all attempts of a turn together decoded more than its budget: what is beyond it costs the most to decode,
     at the deepest positions, and is cut away later. A turn that decoded nothing is not to blame for what was used
     before it."""
     case, ledger = evidence.case, evidence.ledger
-    violations = []
     for session, turn in ledger.turns():
         budget = evidence.budget_tokens(session)
         if budget is None:
@@ -51,23 +50,19 @@ def check_overrun(evidence: Evidence) -> list[Violation]:
         decoded = turn.decoded_tokens
         if decoded and used + decoded > budget:
             before = f"{used} tokens used before, then " if used else ""
-            violations.append(
-                Violation(
-                    "B1",
-                    f"session {session} turn {turn.started.turn} decoded {used + decoded} tokens against a "
-                    f"budget of {budget} ({case.budget.policy}): {before}{spelled_grants(turn)}",
-                    session,
-                )
+            yield Violation(
+                "B1",
+                f"session {session} turn {turn.started.turn} decoded {used + decoded} tokens against a "
+                f"budget of {budget} ({case.budget.policy}): {before}{spelled_grants(turn)}",
+                session,
             )
-    return violations
 
 
-def check_usable(evidence: Evidence) -> list[Violation]:
+def check_usable(evidence: Evidence) -> Iterator[Violation]:
     """Whether a turn that ended well was cut although budget and context were left: a response that is too short is
     trained on as if the model had meant it. One that the model ended, that a server failed, or that was aborted where
     partial rollout is off, was not cut by its client."""
     case, ledger = evidence.case, evidence.ledger
-    violations = []
     for session, turn in ledger.turns():
         budget = evidence.budget_tokens(session)
         if budget is None or turn.ended is None or turn.ended.outcome != "ok":
@@ -79,32 +74,24 @@ def check_usable(evidence: Evidence) -> list[Violation]:
         left = budget - used_before_tokens(case, ledger, session, turn) - returned
         room = room_tokens(case.server.dialect, case.budget, turn.started.prompt_tokens + returned)
         if left > 0 and room > 0:
-            violations.append(
-                Violation(
-                    "B2",
-                    f"session {session} turn {turn.started.turn} was cut at {returned} tokens ({last}) with {left} of "
-                    f"its budget of {budget} and {room} tokens of context left: {spelled_grants(turn)}",
-                    session,
-                )
+            yield Violation(
+                "B2",
+                f"session {session} turn {turn.started.turn} was cut at {returned} tokens ({last}) with {left} of "
+                f"its budget of {budget} and {room} tokens of context left: {spelled_grants(turn)}",
+                session,
             )
-    return violations
 
 
-def check_params_unchanged(evidence: Evidence) -> list[Violation]:
+def check_params_unchanged(evidence: Evidence) -> Iterator[Violation]:
     """Whether a call left the caller's sampling params as they were: they are passed again, to later turns and to other
     sessions, which then have a limit that nobody set."""
-    return [
-        Violation(
-            "B4",
-            f"session {session} turn {turn.started.turn}: the caller's sampling params {turn.ended.params_changed}",
-            session,
-        )
-        for session, turn in evidence.ledger.turns()
-        if turn.ended is not None and turn.ended.params_changed is not None
-    ]
+    for session, turn in evidence.ledger.turns():
+        if turn.ended is not None and turn.ended.params_changed is not None:
+            where = f"session {session} turn {turn.started.turn}"
+            yield Violation("B4", f"{where}: the caller's sampling params {turn.ended.params_changed}", session)
 
 
-def check_nothing_left(evidence: Evidence) -> list[Violation]:
+def check_nothing_left(evidence: Evidence) -> Iterator[Violation]:
     """Whether a request was sent, and granted something, although nothing was left to ask for.
 
     Servers raise what they grant to at least 1, so such a request decodes a token that nobody wants. What a client that
@@ -112,7 +99,6 @@ def check_nothing_left(evidence: Evidence) -> list[Violation]:
     what other turns used counts as well, and B1 is the judge of that.
     """
     case = evidence.case
-    violations = []
     context_tokens = case.budget.context_tokens
     config_usable = usable(case.budget.client_response_length)
     for session, turn, attempt, grant in _granted(evidence.ledger):
@@ -137,37 +123,34 @@ def check_nothing_left(evidence: Evidence) -> list[Violation]:
                 f"the budget of {budget} is used up ({generated} generated) and the request is sent and granted "
                 f"{grant.tokens}"
             )
-        violations += [Violation("B6", f"{_where(turn, attempt)}: {each}", session) for each in wrong]
-    return violations
+        for each in wrong:
+            yield Violation("B6", f"{_where(turn, attempt)}: {each}", session)
 
 
-def check_fallback(evidence: Evidence) -> list[Violation]:
+def check_fallback(evidence: Evidence) -> Iterator[Violation]:
     """Whether a client whose config gives no usable response_length leaves the limit to the server, as is documented,
     and says so: a limit that it makes up, or a silence, hides a mistake in the config from whoever made it. A turn is
     judged by its first attempt."""
     case = evidence.case
     configured = case.budget.client_response_length
     if usable(configured):
-        return []
+        return
     reported = any("response_length" in warning.text for warning in evidence.warnings)
-    violations = []
     for session, turn, attempt, _ in _granted(evidence.ledger):
         if explicit_limit(case, session) is not None or attempt.sent.attempt > 0:
             continue
         where = f"session {session} turn {turn.started.turn}: response_length is {configured!r} in the client's config"
         if attempt.sent.limits:
-            violations.append(Violation("B8", f"{where}, and it sent the limit {attempt.sent.limits}", session))
+            yield Violation("B8", f"{where}, and it sent the limit {attempt.sent.limits}", session)
         elif not reported:
-            violations.append(Violation("B8", f"{where}, and it left the limit to the server without a word", session))
-    return violations
+            yield Violation("B8", f"{where}, and it left the limit to the server without a word", session)
 
 
-def check_limit_honoured(evidence: Evidence) -> list[Violation]:
+def check_limit_honoured(evidence: Evidence) -> Iterator[Violation]:
     """Whether a server granted what the client's limit asked for, cut to the room in the context: where it does not, no
     client can keep to its budget. Where objects are shared, a client may change its params after it has sent them: that
     is not the server's doing."""
     case = evidence.case
-    violations = []
     changed_by = {
         params_owner(case, session)
         for session, turn in evidence.ledger.turns()
@@ -183,15 +166,12 @@ def check_limit_honoured(evidence: Evidence) -> list[Violation]:
                 continue
         asked = [limit for limit in attempt.sent.limits.values() if type(limit) is int and limit > 0]
         if asked and grant.tokens not in {max(0, min(limit, grant.room_tokens)) for limit in asked}:
-            violations.append(
-                Violation(
-                    "B10",
-                    f"{_where(turn, attempt)}: the client sent {attempt.sent.limits} and the server granted "
-                    f"{grant.tokens} (room {grant.room_tokens})",
-                    session,
-                )
+            yield Violation(
+                "B10",
+                f"{_where(turn, attempt)}: the client sent {attempt.sent.limits} and the server granted "
+                f"{grant.tokens} (room {grant.room_tokens})",
+                session,
             )
-    return violations
 
 
 INVARIANTS = (

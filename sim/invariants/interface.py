@@ -1,6 +1,6 @@
 """What an invariant is, and what its check is given to read."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,5 +54,5 @@ class Invariant:
     number: str
     kind: Kind
     statement: str
-    check: Callable[[Evidence], list[Violation]]
+    check: Callable[[Evidence], Iterable[Violation]]
     scope: Literal["sessions", "run"] = "sessions"

@@ -1,5 +1,7 @@
 """Lifecycle invariants: what becomes of a request and of its tokens."""
 
+from collections.abc import Iterator
+
 from sim.budget import odd_config
 from sim.invariants.interface import Evidence, Invariant
 from sim.invariants.violation import Violation
@@ -8,20 +10,18 @@ from sim.servers.server import first_token
 from sim.tokens import Ids
 
 
-def check_one_outcome(evidence: Evidence) -> list[Violation]:
+def check_one_outcome(evidence: Evidence) -> Iterator[Violation]:
     """Whether each request ended, and once: a second end is accounted twice, and without any its caller waits for
     ever. A run that was cut off in mid-work says nothing of the requests that were under way."""
     cut_off = evidence.end is not None and evidence.end.reason in ("horizon", "livelock")
-    return [
-        Violation(
-            "A1",
-            f"request {attempt.sent.request} (session {attempt.sent.session}) has {len(attempt.ended)} terminal "
-            f"outcomes: {', '.join(ended.outcome for ended in attempt.ended) or 'none'}",
-            attempt.sent.session,
-        )
-        for attempt in evidence.ledger.attempts
-        if len(attempt.ended) > 1 or not (attempt.ended or cut_off)
-    ]
+    for attempt in evidence.ledger.attempts:
+        if len(attempt.ended) > 1 or not (attempt.ended or cut_off):
+            yield Violation(
+                "A1",
+                f"request {attempt.sent.request} (session {attempt.sent.session}) has {len(attempt.ended)} terminal "
+                f"outcomes: {', '.join(ended.outcome for ended in attempt.ended) or 'none'}",
+                attempt.sent.session,
+            )
 
 
 def delivered_ids(turn: TurnRecord) -> Ids:
@@ -38,21 +38,18 @@ def delivered_ids(turn: TurnRecord) -> Ids:
     return tuple(runs)
 
 
-def check_conservation(evidence: Evidence) -> list[Violation]:
+def check_conservation(evidence: Evidence) -> Iterator[Violation]:
     """Whether what was decoded is what the server answered with, and what was delivered is what the client returned:
     one token lost or doubled in between, and all that follow are trained on in a place where the model never put them.
     """
-    violations = []
     for attempt in evidence.ledger.attempts:
         reached = attempt.delivered or attempt.discarded
         if reached is not None and reached.tokens != attempt.decoded_tokens:
-            violations.append(
-                Violation(
-                    "A2",
-                    f"request {attempt.sent.request} decoded {attempt.decoded_tokens} tokens and answered with "
-                    f"{reached.tokens}",
-                    attempt.sent.session,
-                )
+            yield Violation(
+                "A2",
+                f"request {attempt.sent.request} decoded {attempt.decoded_tokens} tokens and answered with "
+                f"{reached.tokens}",
+                attempt.sent.session,
             )
     for session, turn in evidence.ledger.turns():
         if turn.ended is None or turn.ended.outcome != "ok":
@@ -61,15 +58,12 @@ def check_conservation(evidence: Evidence) -> list[Violation]:
         origin = first_token(session)
         returned = tuple((first - origin, count) for first, count in turn.ended.ids)
         if returned != delivered:
-            violations.append(
-                Violation(
-                    "A2",
-                    f"session {session} turn {turn.started.turn} was delivered {_spelled(delivered)} and returned "
-                    f"{_spelled(returned)}",
-                    session,
-                )
+            yield Violation(
+                "A2",
+                f"session {session} turn {turn.started.turn} was delivered {_spelled(delivered)} and returned "
+                f"{_spelled(returned)}",
+                session,
             )
-    return violations
 
 
 def _spelled(runs: Ids) -> str:
@@ -78,25 +72,20 @@ def _spelled(runs: Ids) -> str:
     return f"{total} tokens" + (f" (positions {places})" if runs else "")
 
 
-def check_zero_tokens(evidence: Evidence) -> list[Violation]:
+def check_zero_tokens(evidence: Evidence) -> Iterator[Violation]:
     """Whether a call failed that got an answer of 0 tokens, and nothing worse: an abort before the first token gives
     one, and a client that averages over it, or takes it for an error, loses the whole response."""
-    violations = []
     for session, turn in evidence.ledger.turns():
         if turn.ended is None or turn.ended.outcome != "error":
             continue
         outcomes = [ended.outcome for attempt in turn.attempts for ended in attempt.ended]
         empty = any(attempt.delivered is not None and attempt.delivered.tokens == 0 for attempt in turn.attempts)
         if empty and "error" not in outcomes:
-            violations.append(
-                Violation(
-                    "A5",
-                    f"session {session} turn {turn.started.turn} got an answer of 0 tokens and failed: "
-                    f"{turn.ended.error}",
-                    session,
-                )
+            yield Violation(
+                "A5",
+                f"session {session} turn {turn.started.turn} got an answer of 0 tokens and failed: {turn.ended.error}",
+                session,
             )
-    return violations
 
 
 def failures_of_itself(ledger: Ledger) -> list[tuple[int, TurnRecord]]:
@@ -110,11 +99,10 @@ def _failed_of_itself(turn: TurnRecord) -> bool:
     return not any(ended.outcome in ("error", "refused") for attempt in turn.attempts for ended in attempt.ended)
 
 
-def check_failures_have_a_cause(evidence: Evidence) -> list[Violation]:
+def check_failures_have_a_cause(evidence: Evidence) -> Iterator[Violation]:
     """Whether each call that failed was failed by somebody: else the client itself is broken, and its response lost. A
     run that was cut off says nothing of the calls that were under way."""
     ledger = evidence.ledger
-    violations = []
     for session, turn in ledger.turns():
         ended, number = turn.ended, turn.started.turn
         if ended is None:
@@ -130,8 +118,7 @@ def check_failures_have_a_cause(evidence: Evidence) -> list[Violation]:
                 how += f" ({odd})"
         else:
             continue
-        violations.append(Violation("A9", f"session {session} turn {number} {how}", session))
-    return violations
+        yield Violation("A9", f"session {session} turn {number} {how}", session)
 
 
 INVARIANTS = (

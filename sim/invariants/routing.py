@@ -6,6 +6,7 @@ still on its way is nobody's fault.
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 
 from sim.invariants.balancer_truth import Acquire
 from sim.invariants.interface import Evidence, Invariant
@@ -22,37 +23,36 @@ _MOST_EXACT_CHOICES = 1000
 
 def check_least_loaded(evidence: Evidence) -> list[Violation]:
     """Whether each session that was free to go anywhere went to a replica with the fewest requests in flight."""
-    return evidence.routing.not_least_loaded
+    return evidence.routing.found["R1"]
 
 
 def check_sticky(evidence: Evidence) -> list[Violation]:
     """Whether each session stayed where it was, where its KV is cached, as long as its replica lived."""
-    return evidence.routing.moved
+    return evidence.routing.found["R2"]
 
 
-def check_counts(evidence: Evidence) -> list[Violation]:
+def check_counts(evidence: Evidence) -> Iterator[Violation]:
     """Whether the balancer's counts were right after every message: a drift sends requests the wrong way for ever.
 
     A count that is right may still never come back to 0: at rest no request of a turn that ended well may be left. (R7
     is about the others.)
     """
-    log = evidence.routing
-    if log.miscounted or not evidence.is_done:
-        return log.miscounted
-    return [
-        Violation(
-            "R3",
-            f"at rest replica {replica} still counts a request of session {acquire.session}, whose turn "
-            f"{acquire.turn} ended well",
-            acquire.session,
-            acquire.number,
-        )
-        for replica, acquire in log.unreleased
-        if evidence.ledger.turn_outcome(acquire.session, acquire.turn) == "ok"
-    ]
+    miscounted = evidence.routing.found["R3"]
+    yield from miscounted
+    if miscounted or not evidence.is_done:
+        return
+    for replica, acquire in evidence.routing.unreleased:
+        if evidence.ledger.turn_outcome(acquire.session, acquire.turn) == "ok":
+            yield Violation(
+                "R3",
+                f"at rest replica {replica} still counts a request of session {acquire.session}, whose turn "
+                f"{acquire.turn} ended well",
+                acquire.session,
+                acquire.number,
+            )
 
 
-def check_spread(evidence: Evidence) -> list[Violation]:
+def check_spread(evidence: Evidence) -> Iterator[Violation]:
     """Whether each replica is chosen about as often as even ties have it: one that starves, or takes all, is a
     bottleneck that no count of requests shows.
 
@@ -61,7 +61,7 @@ def check_spread(evidence: Evidence) -> list[Violation]:
     """
     case, choices = evidence.case, evidence.routing.choices
     if choices.total < _FEWEST_CHOICES or case.router.tie_break == "first":
-        return []
+        return
     threshold = ERROR_RATE / (2 * case.replicas)
     for replica in range(case.replicas):
         offered, chosen = choices.offered[replica], choices.chosen[replica]
@@ -72,15 +72,13 @@ def check_spread(evidence: Evidence) -> list[Violation]:
         chance = chance_of(offered, chosen, exact=offered.total() <= _MOST_EXACT_CHOICES)
         if chance < threshold:
             how = "never" if chosen == 0 else f"{chosen} times"
-            return [
-                Violation(
-                    "R4",
-                    f"replica {replica} was chosen {how} in {offered.total()} choices among equally loaded replicas; "
-                    f"{expected:.1f} were expected, and chance alone gives this once in "
-                    f"{1 / max(chance, 1e-300):.0e} worlds",
-                )
-            ]
-    return []
+            yield Violation(
+                "R4",
+                f"replica {replica} was chosen {how} in {offered.total()} choices among equally loaded replicas; "
+                f"{expected:.1f} were expected, and chance alone gives this once in "
+                f"{1 / max(chance, 1e-300):.0e} worlds",
+            )
+            return
 
 
 def chance_of(offered: Counter[int], chosen: int, *, exact: bool) -> float:
@@ -111,29 +109,25 @@ def _tails(chances: list[float], observed: int) -> tuple[float, float]:
 
 def check_removed(evidence: Evidence) -> list[Violation]:
     """Whether a session was sent to a replica that had been removed: nobody answers there, or with old weights."""
-    return evidence.routing.sent_to_removed
+    return evidence.routing.found["R5"]
 
 
-def check_slot_returned(evidence: Evidence) -> list[Violation]:
+def check_slot_returned(evidence: Evidence) -> Iterator[Violation]:
     """Whether a call that did not end well gave back what it had acquired: a slot that is lost makes its replica look
     loaded for ever. Only a run that came to its end can tell; until then the release may be on its way."""
     if not evidence.is_done:
-        return []
-    violations = []
+        return
     for replica, acquire in evidence.routing.unreleased:
         outcome = evidence.ledger.turn_outcome(acquire.session, acquire.turn)
         if outcome in ("cancelled", "error"):
             how = "failed" if outcome == "error" else f"was cancelled {_where_cut(evidence.ledger, acquire)}"
-            violations.append(
-                Violation(
-                    "R7",
-                    f"session {acquire.session} turn {acquire.turn} {how}, and its slot on replica {replica} was never "
-                    f"given back",
-                    acquire.session,
-                    acquire.number,
-                )
+            yield Violation(
+                "R7",
+                f"session {acquire.session} turn {acquire.turn} {how}, and its slot on replica {replica} was never "
+                f"given back",
+                acquire.session,
+                acquire.number,
             )
-    return violations
 
 
 def _where_cut(ledger: Ledger, acquire: Acquire) -> str:

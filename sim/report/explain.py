@@ -385,7 +385,8 @@ def large_report(case: Case, sut: Sut, findings: Findings) -> str:
     """A world that was judged while it ran: settings, figures, verdicts."""
     sections = [f"{sut.key}\n{settings_line(case)}\n{schedule_line(case)}"]
     if case.faults:
-        sections.append("faults\n" + "\n".join(f"  {i}: {spelled_fault(fault)}" for i, fault in enumerate(case.faults)))
+        lines = [f"  {i}: {spelled_fault(fault)}{_notes(findings, i)}" for i, fault in enumerate(case.faults)]
+        sections.append("\n".join(["faults", *lines]))
     figures = [
         f"{findings.sessions:,} of {case.num_sessions:,} sessions judged, with {findings.turns:,} turns and "
         f"{findings.attempts:,} requests; {findings.decoded_tokens:,} tokens decoded",
@@ -403,6 +404,16 @@ def large_report(case: Case, sut: Sut, findings: Findings) -> str:
     if more:
         sections.append("in all " + ", ".join(f"{count:,} times {number}" for number, count in more.items()))
     return "\n\n".join(sections)
+
+
+def _notes(findings: Findings, fault: int) -> str:
+    """What went wrong, or came to nothing, when a fault fired, and how often."""
+    firings = findings.faults.get(fault)
+    if firings is None or not firings.notes:
+        return ""
+    return (
+        " (" + "; ".join(f"{times:,} of {firings.times:,} times {note}" for note, times in firings.notes.items()) + ")"
+    )
 
 
 def find_report(sut: Sut, find: Find, told: set[str] | None = None) -> str:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from sim.sut.registry import CLEAN, load_sut
 from sim.verdicts import judged
 from sim.world import run_world
 
+ROOT = Path(__file__).parents[2]
 CASE = Case(Budget(8, 10, 64), (Session(2), Session(3)))
 
 
@@ -31,8 +33,7 @@ TOY = Invariant("X1", "budget", "Prompts are even.", check_odd_prompts)
 
 
 @pytest.fixture
-def registered(monkeypatch):
-    monkeypatch.setattr("sim.invariants.table.INVARIANTS", INVARIANTS)
+def registered():
     before = dict(INVARIANTS)
     register_invariant(TOY)
     yield
@@ -41,27 +42,8 @@ def registered(monkeypatch):
 
 
 def test_all_have_a_number_of_their_own_a_known_kind_and_a_sentence():
-    assert list(INVARIANTS) == [
-        "B1",
-        "B2",
-        "B4",
-        "B6",
-        "B8",
-        "B10",
-        "A1",
-        "A2",
-        "A5",
-        "A9",
-        "R1",
-        "R2",
-        "R3",
-        "R4",
-        "R5",
-        "R7",
-        "S2",
-        "V1",
-        "D1",
-    ]
+    numbers = "B1 B2 B4 B6 B8 B10 A1 A2 A5 A9 R1 R2 R3 R4 R5 R7 S2 V1 D1"
+    assert list(INVARIANTS) == numbers.split()
     for number, invariant in INVARIANTS.items():
         assert invariant.number == number
         assert invariant.statement.endswith(".")
@@ -95,7 +77,5 @@ def test_a_kind_must_be_known():
 
 def test_the_kinds_are_listed_without_loading_anything_heavy():
     program = "import sys; from sim.invariants.kinds import KINDS; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, env={"PYTHONPATH": "."}
-    ).stdout
-    assert not {"msgspec", "numpy", "hypothesis", "sim.case"} & set(loaded.split())
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, cwd=ROOT)
+    assert not {"msgspec", "numpy", "hypothesis", "sim.case"} & set(done.stdout.decode().split())
