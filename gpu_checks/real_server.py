@@ -16,10 +16,12 @@ from typing import Any, Literal
 from gpu_checks.extra_args import SLOW_AT
 from gpu_checks.points import AnswerFigures, Recorder, RequestKey, key_of, note_answer
 from sim.case import Budget, Case
+from sim.dialects import Outcome
+from sim.events import Admitted, Decoded, Ended, Granted, Parked, Paused, Resumed, VersionChanged
 from sim.faults import AfterSent, AfterTokens
 from sim.servers.port import Answer, ServerParts
 from sim.tokens import first_token, session_of
-from sim.trace import Admitted, Decoded, Ended, Granted, Outcome, Parked, Paused, Resumed, Trace, VersionChanged
+from sim.trace import Trace
 
 ADMISSION_POLL_S = 0.01
 """How often a closed gate looks whether what had passed it is in the engine by now."""

@@ -12,10 +12,11 @@ from gpu_checks.points import AnswerFigures, Points, Recorder, RequestKey
 from gpu_checks.real_server import NO_ENGINE, RealRolloutServer, Vocabulary
 from sim.case import Case
 from sim.clock import NS_PER_S
+from sim.events import WorldEnded
 from sim.servers.port import MakeServer, RolloutServer, ServerParts
 from sim.servers.server import SimulatedServer
 from sim.sut.interface import Sut
-from sim.trace import Trace, WorldEnded
+from sim.trace import Trace
 from sim.transport.wire import TurnInProgress, Wire
 from sim.world import World
 from sim.world.ports import Ports

@@ -17,12 +17,12 @@ from sim.dialects import Dialect, Grant
 from sim.engine import Engine, EngineConfig
 from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
+from sim.events import Ended, Event
 from sim.faults import AbortAll, AfterSent, AfterTokens, WeightUpdate
 from sim.servers.port import Events, Instead, MakeServer, RolloutServer, ServerParts
 from sim.servers.server import SimulatedServer
 from sim.sut.interface import Sut
 from sim.sut.registry import load_sut
-from sim.trace import Ended, Event
 
 # --- the simulated server
 

@@ -7,6 +7,20 @@ from msgspec.structs import replace
 
 from sim.case import Budget, Case, Limit, Router, Schedule, ServerSettings, Session, Transport, Turn
 from sim.clock import to_ns
+from sim.events import (
+    Acquired,
+    Cancelled,
+    Discarded,
+    Ended,
+    FaultFired,
+    Message,
+    Parked,
+    Paused,
+    Resumed,
+    Sent,
+    SessionEnded,
+    VersionChanged,
+)
 from sim.faults import (
     AbortAll,
     AbortRequest,
@@ -21,26 +35,12 @@ from sim.faults import (
     RemoveReplica,
     WeightUpdate,
 )
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.search.strategies import response_cases, routing_cases
 from sim.sut.planted import PLANTED
 from sim.sut.reference.client import PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut, sut_of
-from sim.trace import (
-    Acquired,
-    Cancelled,
-    Discarded,
-    Ended,
-    FaultFired,
-    Message,
-    Parked,
-    Paused,
-    Resumed,
-    Sent,
-    SessionEnded,
-    VersionChanged,
-)
 from sim.waste.ledger import mean_update_wait_s
 from sim.world import World, run_world
 

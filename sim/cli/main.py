@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from sim.cli.durations import Seconds
+from sim.invariants.kinds import KINDS
 
 if TYPE_CHECKING:
-    from sim.case import Case
     from sim.corpus import Entry, Replay
-    from sim.rolling import RollingTrace
     from sim.search.campaign import Campaign
     from sim.sut.interface import Sut
 
@@ -29,7 +28,6 @@ OUR_FAULT = 3
 """Exit code when rollcage itself fails."""
 INTERRUPTED = 130
 
-_KINDS = ("budget", "lifecycle", "routing", "staleness", "liveness", "harness")
 _DEMONSTRATION = ("reference:deferred", "reference:pinned")
 _DEMONSTRATED = "B1"
 _DEMONSTRATION_WORLDS = 1500
@@ -139,7 +137,7 @@ class _Kind(click.Choice[str]):
 @click.option(
     "--against", metavar="NAME", help="Run this SUT on the same worlds and report where the two first differ."
 )
-@click.option("--kind", "kinds", multiple=True, type=_Kind(_KINDS), help="Which invariants; repeatable.")
+@click.option("--kind", "kinds", multiple=True, type=_Kind(KINDS), help="Which invariants; repeatable.")
 @click.option(
     "--seconds",
     type=Seconds(0, _MOST_SECONDS, min_open=True),
@@ -197,7 +195,7 @@ def hunt(
         other = _load_suts((against,))[0] if against is not None else None
         for sut in suts:
             only = _DEMONSTRATED if demonstration and sut.name == _DEMONSTRATION[0] else None
-            found = _hunt_one(sut, other, kinds or _KINDS, only, seed, worlds, seconds, options, lambda: stopping.asked)
+            found = _hunt_one(sut, other, kinds or KINDS, only, seed, worlds, seconds, options, lambda: stopping.asked)
             campaigns.append(found)
             if found.interrupted or found.breakdown is not None:
                 break
@@ -263,7 +261,7 @@ def _hunt_one(
     stop: Callable[[], bool],
 ) -> "Campaign":
     """Searches the worlds of each strategy that the kinds need, the bounds shared out among them."""
-    from sim.invariants import numbers_of
+    from sim.invariants.table import numbers_of
     from sim.search.campaign import Bounds, Campaign, run_campaign
     from sim.search.classics import classic_cases
     from sim.search.compare import DIFFERS
@@ -316,13 +314,14 @@ def _progress(label: str, worlds: int | None, seconds: float | None) -> Iterator
 
 def _save_finds(campaigns: "list[Campaign]", folder: Path) -> "dict[int, str]":
     from sim import corpus
-    from sim.invariants import INVARIANTS
+    from sim.invariants.table import INVARIANTS
+    from sim.verdicts import judged
 
     paths: dict[int, str] = {}
     for campaign in campaigns:
         for find in campaign.finds:
             path = folder / corpus.file_name(find.invariant, campaign.sut.key, corpus.digest_of(find.case))
-            observed = sorted({v.invariant for v in corpus.violations(find.case, campaign.sut)})
+            observed = sorted({v.invariant for v in judged(find.case, campaign.sut).violations})
             entry = corpus.Entry(
                 origin=f"found by a search, seed {campaign.seed}",
                 invariant=find.invariant if find.invariant in INVARIANTS else None,
@@ -543,7 +542,7 @@ def show(path: Path, name: str | None, timeline: Path | None, html: Path | None,
     """
     from sim import corpus
     from sim.report import explain
-    from sim.world import World
+    from sim.verdicts import judged
 
     told: str | dict[str, Any]
     with _guarded():
@@ -555,51 +554,34 @@ def show(path: Path, name: str | None, timeline: Path | None, html: Path | None,
                 f"{entry.case.repeat} times"
             )
         if entry.case.repeat > 1:
-            rolling, interrupted = _run_large(entry.case, sut)
+            with _progress(sut.key, entry.case.num_sessions, None) as tick:
+                run = judged(entry.case, sut, twice=False, progress=lambda findings: tick(findings.sessions, 0.0))
             if as_json:
-                told = explain.large_as_json(sut, rolling)
+                told = explain.large_as_json(sut, run.trace, run.findings)
             else:
-                told = explain.large_report(entry.case, sut, rolling.findings)
+                told = explain.large_report(entry.case, sut, run.findings)
         else:
-            world = World(entry.case, sut)
-            trace, interrupted = world.run(), False
-            violations = corpus.violations(entry.case, sut)
+            run = judged(entry.case, sut)
             if timeline is not None:
                 from sim.report.timeline import timeline as laid_out
 
-                _write_text(timeline, json.dumps(laid_out(entry.case, trace)))
+                _write_text(timeline, json.dumps(laid_out(entry.case, run.trace)))
             if html is not None:
                 from sim.report.page import Subject, page
 
-                subject = Subject(path.stem, entry.origin, entry.case, sut, trace, violations, world.deviations)
+                subject = Subject(path.stem, entry.origin, entry.case, sut, run.trace, run.violations, run.deviations)
                 _write_text(html, page(subject))
             if as_json:
-                told = explain.as_json(sut, trace, violations)
+                told = explain.as_json(sut, run.trace, run.violations)
             else:
-                told = explain.world_report(entry.case, sut, trace, violations)
+                told = explain.world_report(entry.case, sut, run.trace, run.violations)
     if isinstance(told, dict):
         click.echo(json.dumps(told))
     else:
         if entry.origin:
             click.echo(f"{path.name}: {entry.origin}\n")
         click.echo(told)
-    sys.exit(INTERRUPTED if interrupted else 0)
-
-
-def _run_large(case: "Case", sut: "Sut") -> "tuple[RollingTrace, bool]":
-    """Runs a world that is judged while it runs; also whether it was interrupted. Then the trace has what was judged
-    by then."""
-    from sim.rolling import RollingTrace
-    from sim.world import World
-
-    trace = RollingTrace(case)
-    with _progress(sut.key, case.num_sessions, None) as tick:
-        trace.read = lambda _: tick(trace.findings.sessions, 0.0)
-        try:
-            World(case, sut, trace=trace).run()
-        except KeyboardInterrupt:
-            return trace, True
-    return trace, False
+    sys.exit(INTERRUPTED if run.interrupted else 0)
 
 
 if __name__ == "__main__":

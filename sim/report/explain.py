@@ -7,17 +7,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from sim.budget import odd_config, turn_budget_tokens, usable, used_before_tokens
 from sim.case import Case, explicit_limit
+from sim.events import FaultFired, Message, WorldEnded
 from sim.faults import AfterSent, AfterTokens, AtTime, Every, Fault, When
-from sim.invariants import INVARIANTS, Violation, judge
-from sim.invariants.budget import turn_budget_tokens, usable, used_before_tokens
-from sim.invariants.lifecycle import failures_of_itself, odd_config
-from sim.invariants.routing import Replay
-from sim.rolling import Findings, RollingTrace
+from sim.invariants.balancer_truth import BalancerTruth
+from sim.invariants.judging import Findings, judge
+from sim.invariants.lifecycle import failures_of_itself
+from sim.invariants.table import INVARIANTS
+from sim.invariants.violation import Violation
+from sim.ledger import Attempt, TurnRecord
 from sim.search.campaign import Find
 from sim.search.compare import DIFFERS
 from sim.sut.interface import Sut
-from sim.trace import Attempt, FaultFired, Message, Trace, TurnRecord, WorldEnded
+from sim.trace import Trace
 from sim.world import run_world
 
 MOST_TURNS_SHOWN = 12
@@ -141,7 +144,7 @@ def _without_repeats(rows: Sequence[_Row]) -> list[_Row | str]:
 
 def _sum_line(case: Case, trace: Trace, session: int, turn: TurnRecord) -> str:
     parts = [attempt.decoded_tokens for attempt in turn.attempts]
-    used = used_before_tokens(case, trace, session, turn)
+    used = used_before_tokens(case, trace.ledger, session, turn)
     total = used + sum(parts)
     summands = [str(part) for part in ([used] if used else []) + parts]
     half = MOST_ATTEMPTS_SHOWN // 2
@@ -264,15 +267,18 @@ def message_rows(case: Case, trace: Trace, violations: Sequence[Violation]) -> l
         return []
     wanted.add(len(messages) - 1)
     rows: list[MessageRow] = []
-    replay, last = Replay(case), -1
+    balancer, last = BalancerTruth(case.replicas), -1
     for number, message in enumerate(messages):
-        replay.handle(message)
+        balancer.handle(message, trace.roles.get(message.kind))
         if number not in wanted:
             continue
         if number > last + 1:
             rows.append(MessageRow("", "…", "", "", "", "", "", ""))
         last = number
-        truth = (str(low) if low == high else f"{low} to {high}" for low, high in replay.truth())
+        truth = (
+            str(low) if low == high else f"{low} to {high}"
+            for low, high in zip(balancer.lowest, balancer.highest, strict=True)
+        )
         rows.append(
             MessageRow(
                 ", ".join(marks.get(number, ())),
@@ -336,7 +342,7 @@ def world_report(
     `told`: the places that exceptions came from, told so far; such a traceback is told once.
     """
     sections = [f"{sut.key}\n{settings_line(case)}\n{schedule_line(case)}"]
-    failures = failures_of_itself(trace)
+    failures = failures_of_itself(trace.ledger)
     if failures:
         placed = (failure for failure in failures if (failure[0], failure[1].started.turn) in trace.raised)
         sections.insert(0, _raised_section(case, trace, *next(placed, failures[0]), set() if told is None else told))
@@ -380,7 +386,8 @@ def large_report(case: Case, sut: Sut, findings: Findings) -> str:
     """A world that was judged while it ran: settings, figures, verdicts."""
     sections = [f"{sut.key}\n{settings_line(case)}\n{schedule_line(case)}"]
     if case.faults:
-        sections.append("faults\n" + "\n".join(f"  {i}: {spelled_fault(fault)}" for i, fault in enumerate(case.faults)))
+        lines = [f"  {i}: {spelled_fault(fault)}{_notes(findings, i)}" for i, fault in enumerate(case.faults)]
+        sections.append("\n".join(["faults", *lines]))
     figures = [
         f"{findings.sessions:,} of {case.num_sessions:,} sessions judged, with {findings.turns:,} turns and "
         f"{findings.attempts:,} requests; {findings.decoded_tokens:,} tokens decoded",
@@ -398,6 +405,16 @@ def large_report(case: Case, sut: Sut, findings: Findings) -> str:
     if more:
         sections.append("in all " + ", ".join(f"{count:,} times {number}" for number, count in more.items()))
     return "\n\n".join(sections)
+
+
+def _notes(findings: Findings, fault: int) -> str:
+    """What went wrong, or came to nothing, when a fault fired, and how often."""
+    firings = findings.faults.get(fault)
+    if firings is None or not firings.notes:
+        return ""
+    return (
+        " (" + "; ".join(f"{times:,} of {firings.times:,} times {note}" for note, times in firings.notes.items()) + ")"
+    )
 
 
 def find_report(sut: Sut, find: Find, told: set[str] | None = None) -> str:
@@ -435,9 +452,8 @@ def verdict_lines(violations: Sequence[Violation]) -> str:
     return "\n".join(lines)
 
 
-def large_as_json(sut: Sut, trace: RollingTrace) -> dict[str, Any]:
+def large_as_json(sut: Sut, trace: Trace, findings: Findings) -> dict[str, Any]:
     """The figures and verdicts of a world that was judged while it ran, as plain data."""
-    findings = trace.findings
     end = findings.end
     return {
         "sut": sut.key,

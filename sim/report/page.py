@@ -5,15 +5,18 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from sim.budget import turn_budget_tokens, used_before_tokens
 from sim.case import Case
 from sim.clock import NS_PER_S, Deviation
-from sim.invariants import INVARIANTS, Violation
-from sim.invariants.budget import turn_budget_tokens, used_before_tokens
+from sim.events import FaultFired, WorldEnded
+from sim.invariants.table import INVARIANTS
+from sim.invariants.violation import Violation
+from sim.ledger import TurnRecord
 from sim.report import explain
 from sim.report.colours import FATE_COLOURS
 from sim.report.spans import Part, Span, spans_of
 from sim.sut.interface import Sut
-from sim.trace import FaultFired, Trace, TurnRecord, WorldEnded
+from sim.trace import Trace
 from sim.waste.ledger import FATES, LOSSES, spelled_fate, waste_of
 
 MOST_TURNS = 200
@@ -248,7 +251,7 @@ def _turn(subject: Subject, session: int, turn: TurnRecord, spans: Sequence[Span
 
 def _overruns(subject: Subject, session: int, turn: TurnRecord) -> bool:
     budget = turn_budget_tokens(subject.case, session)
-    used = used_before_tokens(subject.case, subject.trace, session, turn)
+    used = used_before_tokens(subject.case, subject.trace.ledger, session, turn)
     return budget is not None and used + turn.decoded_tokens > budget
 
 
@@ -264,7 +267,11 @@ def _merged(parts: Sequence[Part]) -> list[Part]:
 def _budget_bar(subject: Subject, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
     """The tokens of the attempts end to end, over what the budget leaves to this turn."""
     budget = turn_budget_tokens(subject.case, session)
-    left = None if budget is None else max(0, budget - used_before_tokens(subject.case, subject.trace, session, turn))
+    left = (
+        None
+        if budget is None
+        else max(0, budget - used_before_tokens(subject.case, subject.trace.ledger, session, turn))
+    )
     total = turn.decoded_tokens
     most = max(total, left or 0)
     if not most:

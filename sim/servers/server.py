@@ -10,10 +10,7 @@ from typing import Any, Literal
 
 from sim.clock import NS_PER_S
 from sim.dialects import NoRoom, Outcome, Refused
-from sim.servers.decode_engine import Burst, Moment, Prefill
-from sim.servers.port import Answer, ServerParts
-from sim.tokens import LogProbs, TokenIds, first_token, plain_ids, session_of
-from sim.trace import (
+from sim.events import (
     Admitted,
     Decoded,
     Ended,
@@ -25,6 +22,9 @@ from sim.trace import (
     VersionChanged,
     without_addresses,
 )
+from sim.servers.decode_engine import Burst, Moment, Prefill
+from sim.servers.port import Answer, ServerParts
+from sim.tokens import LogProbs, TokenIds, first_token, plain_ids, session_of
 
 _ADMISSION_POLL_NS = 10**7
 """verl 0.9.1 waits for admissions under way in steps of this length before it pauses the engine."""

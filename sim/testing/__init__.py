@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sim.invariants.kinds import KINDS
+
 if TYPE_CHECKING:
     from sim.search.campaign import Campaign
     from sim.sut.interface import Sut
-
-KINDS = ("budget", "lifecycle", "routing", "staleness", "liveness", "harness")
 
 DEFAULT_WORLDS = 600
 GATE_SEED = 20_260_829
@@ -67,7 +67,7 @@ def search(
     counted and not reported. Raises what the harness or the SUT's factory raises.
     """
     from sim.case import dumps
-    from sim.invariants import numbers_of
+    from sim.invariants.table import numbers_of
     from sim.search.campaign import Bounds, run_campaign
     from sim.search.classics import classic_cases
     from sim.search.strategies import STRATEGIES

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from sim.case import Budget, Case, Router, ServerSettings, Session, Turn
 from sim.clock import NS_PER_S, to_ns
+from sim.events import WorldEnded
 from sim.faults import AfterTokens, AtTime, Every, Fault, WeightUpdate, When
 from sim.sut.registry import load_sut
-from sim.trace import Trace, WorldEnded
+from sim.trace import Trace
 from sim.waste.closed_form import NEVER
 from sim.waste.independent import Pace, waste_of_all
 from sim.waste.ledger import Waste, mean_update_wait_s, waste_of

@@ -15,7 +15,7 @@ from sim.case import Budget, Case, Session
 from sim.cli import main as cli
 from sim.cli.main import main
 from sim.clock import watchdog
-from sim.invariants import INVARIANTS
+from sim.invariants.table import INVARIANTS
 from sim.search import campaign as campaign_module
 from sim.sut.registry import CLEAN, builtin_names
 
@@ -411,7 +411,7 @@ def test_junk_that_a_client_puts_where_numbers_are_due_crashes_nothing(client):
 
 
 def test_a_fault_of_the_harness_is_3_with_its_case_kept(monkeypatch, tmp_path):
-    def broken(case, trace):
+    def broken(evidence):
         raise ZeroDivisionError("an invariant fell over")
 
     monkeypatch.setitem(INVARIANTS, "A1", INVARIANTS["A1"].__class__("A1", "lifecycle", "Broken.", broken))
@@ -424,7 +424,7 @@ def test_a_fault_of_the_harness_is_3_with_its_case_kept(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("verb", ["replay", "show"])
 def test_a_fault_of_the_harness_in_one_case_is_3_too(monkeypatch, verb):
-    def broken(case, trace):
+    def broken(evidence):
         raise ZeroDivisionError("an invariant fell over")
 
     monkeypatch.setitem(INVARIANTS, "A1", INVARIANTS["A1"].__class__("A1", "lifecycle", "Broken.", broken))

@@ -9,9 +9,10 @@ min(30, 50 - prompt).
 """
 
 import pytest
+from sim.dialects.grants import RULES, default_tokens, room_tokens, take_grant
 
 from sim.case import Budget
-from sim.dialects.grants import RULES, Grant, NoRoom, default_tokens, room_tokens, take_grant
+from sim.dialects import Grant, NoRoom
 
 BUDGET = Budget(prompt_length=20, response_length=30, max_model_len=100)
 

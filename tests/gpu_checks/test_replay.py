@@ -14,11 +14,11 @@ from gpu_checks.points import Name, Point, Points
 from gpu_checks.real_world import RealLoop
 from gpu_checks.replay import RealReplay, aimed, replay, run_on_vllm, simulate_again, summary, table
 from sim.case import Budget, Case, Schedule, ServerSettings, Session
+from sim.events import Ended, Event
 from sim.faults import AfterTokens, AtTime, ClearSticky, Every, WeightUpdate
 from sim.servers.port import Events, RolloutServer, ServerParts
 from sim.servers.server import SimulatedServer
 from sim.sut.registry import load_sut
-from sim.trace import Ended, Event
 from tests.gpu_checks.stub_engine import StubEngine, StubEngines, params
 
 CHOSEN = (

@@ -1,6 +1,7 @@
 """The report of a world: from the overrun's, a reader who has never seen the code names the cause."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from sim import corpus
 from sim.case import Budget, Case, ClientView, Limit, Schedule, Session
 from sim.faults import AbortAll, AfterSent, AfterTokens, AtTime, WeightUpdate
-from sim.invariants import Violation, judge
+from sim.invariants.judging import Findings, Firings, judge
+from sim.invariants.violation import Violation
 from sim.report import explain
 from sim.search.campaign import Find
 from sim.sut.reference.client import PinnedClient
@@ -279,3 +281,11 @@ def test_one_origin_of_exceptions_is_told_once():
     assert second.startswith(
         "your client raised KeyError: 'session-0' (session 0 turn 0)\n  from the same place as above"
     )
+
+
+def test_a_large_world_tells_what_went_wrong_when_faults_fired():
+    case = Case(Budget(8, 10, 64), (Session(2),), (AbortAll(AtTime(0.5), 0), AbortAll(AtTime(0.7), 0)), repeat=2)
+    findings = Findings(faults={0: Firings(3, 5, Counter({"RuntimeError: no room": 2})), 1: Firings(1, 5)})
+    text = explain.large_report(case, load_sut(CLEAN), findings)
+    assert "0.5 s (2 of 3 times RuntimeError: no room)\n" in text
+    assert "0.7 s\n" in text

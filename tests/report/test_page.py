@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from sim.case import Budget, Case, Schedule, Session, Turn
 from sim.cli.main import main
 from sim.faults import AddReplica, AfterSent, AtTime, CancelClient, WeightUpdate
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.report.page import Subject, page
 from sim.sut.registry import load_sut
 from sim.world import World

@@ -8,7 +8,7 @@ import pytest
 
 from sim.case import Budget, Case, ClientView, Limit, Schedule, Session, Transport, Turn
 from sim.faults import AbortAll, AddReplica, AfterTokens, AtTime, CancelClient, DelayReleases
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.sut import verl as adapter
 from sim.sut.registry import SutError, load_sut
 from sim.world import run_world

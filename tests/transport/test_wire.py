@@ -8,12 +8,13 @@ import pytest
 
 from sim.case import Budget, Case, Limit, Session, Transport
 from sim.clock import VirtualLoop, to_ns
+from sim.events import Acquired, Delivered, Discarded, Message, Sent, WorldEnded
 from sim.faults import AtTime, DelayReleases
 from sim.sut.reference.client import PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.sut.verl.servers import TokenOutput
-from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace, WorldEnded
+from sim.trace import Trace
 from sim.transport.copies import copied
 from sim.transport.wire import BalancerHandle, Wire
 from sim.world import run_world

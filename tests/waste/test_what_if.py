@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from sim.case import Budget, Case, EngineSettings, ServerSettings, Session
+from sim.events import FaultFired, Paused, VersionChanged
 from sim.faults import AfterTokens, WeightUpdate
 from sim.sut.registry import load_sut
-from sim.trace import FaultFired, Paused, VersionChanged
 from sim.waste.ledger import mean_update_wait_s
 from sim.waste.lengths import Lengths
 from sim.waste.policies import parse

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sim.dialects.grants import NoRoom, take_grant
+from sim.dialects.grants import take_grant
 
 from sim.case import (
     Budget,
@@ -31,9 +31,11 @@ from sim.case import (
     loads,
 )
 from sim.clock import to_ns
+from sim.dialects import NoRoom
 from sim.engine import Engine, EngineConfig
 from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
+from sim.events import Logged, Message, Prefilled, Sent, SessionEnded, TurnEnded, WorldEnded
 from sim.faults import (
     AbortAll,
     AbortRequest,
@@ -47,13 +49,14 @@ from sim.faults import (
     RemoveReplica,
     WeightUpdate,
 )
-from sim.invariants import INVARIANTS, judge
+from sim.invariants.judging import judge
+from sim.invariants.table import INVARIANTS
 from sim.sut.interface import SutError
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut, sut_of
-from sim.trace import Logged, Message, Prefilled, Sent, SessionEnded, TurnEnded, WorldEnded
 from sim.world import World, run_world
 from sim.world.bounds import bounds_of
+from sim.world.world import AT_REST
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=64)
 ONE = Session(4)
