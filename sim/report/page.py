@@ -3,22 +3,35 @@
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from sim.case import Case
-from sim.clock import NS_PER_S, Deviation
-from sim.invariants import INVARIANTS, Violation
+from sim.clock import NS_PER_S
+from sim.invariants import INVARIANTS
 from sim.invariants.budget import turn_budget_tokens, used_before_tokens
-from sim.report import explain
 from sim.report.colours import FATE_COLOURS
+from sim.report.messages import MESSAGE_HEADS, message_rows
 from sim.report.spans import Part, Span, spans_of
-from sim.sut.interface import Sut
+from sim.report.spelled import (
+    schedule_line,
+    settings_line,
+    spelled_budget,
+    spelled_fault,
+    spelled_firings,
+    spelled_grant,
+    spelled_limits,
+    spelled_outcomes,
+)
+from sim.report.subject import Subject, messages_of
+from sim.report.turns import why_it_overran
 from sim.trace import FaultFired, Trace, TurnRecord, WorldEnded
 from sim.waste.ledger import FATES, LOSSES, spelled_fate, waste_of
 
 MOST_TURNS = 200
 MOST_DEVIATIONS = 300
 MOST_LANES = 80
+MOST_MESSAGES = 6
+"""Of each invariant that is violated."""
 _WIDTH, _LANE, _LEFT, _TOP = 1000, 20, 92, 26
 _STYLE = Path(__file__).with_name("page.css")
 
@@ -26,23 +39,11 @@ Place: TypeAlias = Callable[[int], float]
 """From nanoseconds to a place across the drawing."""
 
 
-class Subject(NamedTuple):
-    """What a page is about."""
-
-    title: str
-    origin: str
-    case: Case
-    sut: Sut
-    trace: Trace
-    violations: Sequence[Violation]
-    deviations: Sequence[Deviation]
-
-
-def page(subject: Subject) -> str:
-    """The whole page."""
+def page(subject: Subject, title: str, origin: str = "") -> str:
+    """The whole page. `title`: what the case is called; `origin`: where it comes from."""
     spans = spans_of(subject.case, subject.trace)
     sections = [
-        _header(subject),
+        _header(subject, title, origin),
         _tiles(subject),
         _section("In time", _timeline(subject, spans)),
         _section("Responses", "".join(_turns(subject, spans))),
@@ -52,11 +53,19 @@ def page(subject: Subject) -> str:
         f"<footer>digest {subject.trace.digest()} · {len(subject.trace.events):,} events · "
         f"{escape(_ending(subject.trace))}</footer>",
     ]
-    return _PAGE.format(title=escape(subject.title), style=_STYLE.read_text(encoding="utf-8"), body="\n".join(sections))
+    return _PAGE.format(title=escape(title), style=_STYLE.read_text(encoding="utf-8"), body="\n".join(sections))
 
 
 def _section(head: str, body: str) -> str:
     return f"<section><h2>{head}</h2>{body}</section>"
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]], of: str = "") -> str:
+    """Cells are HTML already. `of`: the table's class."""
+    kind = f' class="{of}"' if of else ""
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _ending(trace: Trace) -> str:
@@ -68,19 +77,18 @@ def _ending(trace: Trace) -> str:
 # Top
 
 
-def _header(subject: Subject) -> str:
-    case, verdicts = subject.case, []
-    for number in dict.fromkeys(violation.invariant for violation in subject.violations):
+def _header(subject: Subject, title: str, origin: str) -> str:
+    verdicts = []
+    for number, messages in messages_of(subject.violations).items():
         statement = INVARIANTS[number].statement if number in INVARIANTS else ""
-        messages = [violation.message for violation in subject.violations if violation.invariant == number]
-        items = "".join(f"<li>{escape(message)}</li>" for message in messages[:6])
+        items = "".join(f"<li>{escape(message)}</li>" for message in messages[:MOST_MESSAGES])
         verdicts.append(f'<div class="verdict"><b>{number}</b><div>{escape(statement)}<ul>{items}</ul></div></div>')
     if not verdicts:
         verdicts.append('<div class="verdict clean"><b>clean</b><div>No invariant is violated.</div></div>')
-    chips = "".join(f"<span>{escape(part)}</span>" for part in explain.settings_line(case).split(" · "))
-    origin = f'<p class="origin">{escape(subject.origin)}</p>' if subject.origin else ""
+    chips = "".join(f"<span>{escape(part)}</span>" for part in settings_line(subject.case).split(" · "))
+    about = f'<p class="origin">{escape(origin)}</p>' if origin else ""
     return (
-        f"<header><h1>{escape(subject.title)} <small>on {escape(subject.sut.key)}</small></h1>{origin}"
+        f"<header><h1>{escape(title)} <small>on {escape(subject.sut_key)}</small></h1>{about}"
         f'<p class="chips">{chips}</p>{"".join(verdicts)}</header>'
     )
 
@@ -130,7 +138,7 @@ def _timeline(subject: Subject, spans: Sequence[Span]) -> str:
     marks = []
     for event in trace.events:
         if isinstance(event, FaultFired):
-            told = f"{explain.spelled_fault(case.faults[event.fault])}, at {event.t_ns / NS_PER_S:g} s"
+            told = f"{spelled_fault(case.faults[event.fault])}, at {event.t_ns / NS_PER_S:g} s"
             place = x(event.t_ns)
             marks.append(
                 f'<g class="mark"><title>{escape(told)}</title><line x1="{place:.1f}" x2="{place:.1f}" y1="14" '
@@ -151,7 +159,7 @@ def _block(case: Case, span: Span, until_ns: int, y: int, x: Place) -> str:
     sent = span.attempt.sent
     told = (
         f"session {sent.session} turn {sent.turn} attempt {sent.attempt}: prompt {sent.prompt_tokens}, granted "
-        f"{explain.spelled_grant(case, span.attempt)}, decoded {span.attempt.decoded_tokens}"
+        f"{spelled_grant(case, span.attempt)}, decoded {span.attempt.decoded_tokens}"
     )
     left, right = x(span.sent_ns), x(until_ns)
     shape = [
@@ -197,9 +205,7 @@ def _legend(fates: set[str], with_marks: bool) -> str:
 def _turns(subject: Subject, spans: Sequence[Span]) -> Iterable[str]:
     """Those in violation first, as far as there is room."""
     by_request = {span.attempt.sent.request: span for span in spans}
-    turns = list(subject.trace.ledger.turns())
-    named = {violation.session for violation in subject.violations}
-    turns.sort(key=lambda pair: pair[0] not in named)
+    turns = subject.turns()
     for session, turn in turns[:MOST_TURNS]:
         mine = [by_request[attempt.sent.request] for attempt in turn.attempts]
         yield _turn(subject, session, turn, mine)
@@ -210,38 +216,30 @@ def _turns(subject: Subject, spans: Sequence[Span]) -> Iterable[str]:
 def _turn(subject: Subject, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
     case = subject.case
     head = f"session {session}" + (f", turn {turn.started.turn}" if len(case.session(session).turns) > 1 else "")
-    head += f" · {escape(explain.spelled_budget(case, session))}"
+    head += f" · {escape(spelled_budget(case, session))}"
     rows = []
     for span in spans:
         sent, attempt = span.attempt.sent, span.attempt
         lost = ", ".join(
             f"{part.tokens:,} {spelled_fate(part.fate)}" for part in _merged(span.parts) if part.fate != "kept"
         )
-        outcome = " and ".join(ended.outcome for ended in attempt.ended) or "never"
-        limits = ", ".join(f"{key} {limit}" for key, limit in sent.limits.items()) or "none"
         generated = sent.prompt_tokens - turn.started.prompt_tokens
         prompt = f"{turn.started.prompt_tokens:,}" + (f" + {generated:,}" if generated else "")
-        cells = [
+        row = [
             str(sent.attempt),
             str(sent.replica),
             f"{span.sent_ns / NS_PER_S:g} s",
             prompt,
-            escape(limits),
-            escape(explain.spelled_grant(case, attempt)),
+            escape(spelled_limits(attempt)),
+            escape(spelled_grant(case, attempt)),
             f"{attempt.decoded_tokens:,}",
-            escape(outcome),
+            escape(spelled_outcomes(attempt)),
             f'<span class="lost">{escape(lost)}</span>' if lost else "",
         ]
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+        rows.append(row)
     heads = ("attempt", "replica", "sent", "prompt", "limit sent", "grant, and why", "decoded", "ended", "lost")
-    head_cells = "".join(f"<th>{name}</th>" for name in heads)
-    table = (
-        f'<div class="scroll"><table class="attempts"><thead><tr>{head_cells}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-        if rows
-        else '<p class="note">No request was sent.</p>'
-    )
-    cause = explain.why_it_overran(case, turn) if _overruns(subject, session, turn) else ""
+    table = _table(heads, rows, "attempts") if rows else '<p class="note">No request was sent.</p>'
+    cause = why_it_overran(case, turn) if _overruns(subject, session, turn) else ""
     why = f'<p class="why">{escape(" ".join(cause.split()))}</p>' if cause else ""
     return f"<article><h3>{head}</h3>{_budget_bar(subject, session, turn, spans)}{table}{why}</article>"
 
@@ -291,35 +289,19 @@ def _budget_bar(subject: Subject, session: int, turn: TurnRecord, spans: Sequenc
 
 def _messages(subject: Subject) -> str:
     """The balancer's messages around what breaks a routing invariant."""
-    rows = explain.message_rows(subject.case, subject.trace, subject.violations)
-    if not rows:
-        return ""
-    head = "".join(f"<th>{name}</th>" for name in explain.MESSAGE_HEADS)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    return _section("Messages to the balancer", table)
+    rows = [[escape(cell) for cell in row] for row in message_rows(subject)]
+    return _section("Messages to the balancer", _table(MESSAGE_HEADS, rows)) if rows else ""
 
 
 def _faults(subject: Subject) -> str:
-    fired = {event.fault: event for event in subject.trace.events if isinstance(event, FaultFired)}
-    rows = []
-    for index, fault in enumerate(subject.case.faults):
-        event = fired.get(index)
-        when = "did not fire" if event is None else f"{event.t_ns / NS_PER_S:g} s"
-        note = event.note if event is not None else ""
-        rows.append(
-            f"<tr><td>{index}</td><td>{escape(explain.spelled_fault(fault))}</td><td>{when}</td>"
-            f"<td>{escape(note)}</td></tr>"
-        )
-    return (
-        '<div class="scroll"><table><thead><tr><th>fault</th><th>what</th><th>fired at</th><th></th></tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    firings = enumerate(spelled_firings(subject.case, subject.trace))
+    rows = [(str(index), escape(fault), at or "did not fire", escape(note)) for index, (fault, at, note) in firings]
+    return _table(("fault", "what", "fired at", ""), rows)
 
 
 def _schedule(subject: Subject) -> str:
     """Where the order of ready callbacks left FIFO."""
-    line = f"<p>{escape(explain.schedule_line(subject.case))}.</p>"
+    line = f"<p>{escape(schedule_line(subject.case))}.</p>"
     if not subject.deviations:
         return line
     shown = subject.deviations[:MOST_DEVIATIONS]

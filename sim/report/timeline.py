@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from sim.case import Case
-from sim.report.explain import spelled_fault, spelled_grant
 from sim.report.spans import Span, spans_of
+from sim.report.spelled import spelled_fault, spelled_grant, spelled_limits, spelled_outcomes
 from sim.trace import FaultFired, Parked, Paused, Resumed, Trace, VersionChanged
 from sim.waste.ledger import spelled_fate
 
@@ -95,7 +95,7 @@ def _slices(
     case: Case, span: Span, until_ns: int, parked_ns: int | None, place: dict[str, int]
 ) -> Iterator[dict[str, Any]]:
     sent, grant = span.attempt.sent, span.attempt.grant
-    outcomes = " and ".join(ended.outcome for ended in span.attempt.ended) or "never ended"
+    outcomes = spelled_outcomes(span.attempt, "never ended")
     losses = {part.fate: 0 for part in span.parts}
     for part in span.parts:
         losses[part.fate] += part.tokens
@@ -110,7 +110,7 @@ def _slices(
         "args": {
             "request": sent.request,
             "prompt": sent.prompt_tokens,
-            "limit sent": ", ".join(f"{key} {limit}" for key, limit in sent.limits.items()) or "none",
+            "limit sent": spelled_limits(span.attempt),
             "grant": None if grant is None else grant.tokens,
             "why": spelled_grant(case, span.attempt),
             "decoded": span.attempt.decoded_tokens,

@@ -102,10 +102,17 @@ def known_violations(corpus: Path, sut_key: str) -> set[str]:
 
 def assert_only_known(campaign: "Campaign", known: Iterable[str]) -> None:
     """Fails with the explained world for each find whose invariant is not among the known ones."""
-    from sim.report.explain import find_report
+    from sim.report.subject import Subject
+    from sim.report.world import find_report
+    from sim.verdicts import judged
 
-    allowed = set(known)
+    allowed, sut = set(known), campaign.sut
     told: set[str] = set()
-    reports = [find_report(campaign.sut, find, told) for find in campaign.finds if find.invariant not in allowed]
+    reports = []
+    for find in campaign.finds:
+        if find.invariant not in allowed:
+            ran = judged(find.case, sut)
+            subject = Subject(find.case, sut.key, ran.trace, ran.violations, ran.deviations)
+            reports.append(find_report(subject, find, told))
     if reports:
         pytest.fail("\n\n".join(reports), pytrace=False)

@@ -18,8 +18,8 @@ from sim.case import Budget, Dialect
 from sim.clock import to_ns
 from sim.dialects.grants import RULES
 from sim.sut.reference.client import RESUME_WAIT_S
-from sim.waste.closed_form import Client
 from sim.waste.ledger import Tally, Waste
+from sim.waste.variants import Client
 
 Ints = NDArray[np.int64]
 
