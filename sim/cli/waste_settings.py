@@ -17,7 +17,6 @@ from sim.waste.loads import DEFAULT_COUNT, DEFAULT_LOAD, LOADS, SUFFIXES
 from sim.waste.what_if import ARRIVAL_TICK_TOKENS, Conditions, WhatIfError, check_interval
 
 _DEFAULT_UPDATES = ("1000", "2000", "4000", "8000", "16000", "32000")
-_DEFAULT_LENGTHS = {"prompt_length": 2048, "response_length": 8192, "max_model_len": None}
 
 
 class Settings:
@@ -34,19 +33,13 @@ class Settings:
         self.latency: cost.Spelled | None = None
         self.price = self._price()
 
-    def _length(self, name: str) -> int | None:
+    def _length(self, name: str, default: int | None = None) -> int | None:
         length: int | None = getattr(self.given, name)
-        if length is not None:
-            return length
-        if self.of_verl is not None:
-            length = getattr(self.of_verl, name)
-            return length
-        length = getattr(self.named, name, _DEFAULT_LENGTHS[name])
-        return length
+        return getattr(self.of_verl or self.named, name, default) if length is None else length
 
     def _conditions(self) -> Conditions:
         given, of_verl = self.given, self.of_verl
-        prompt_length, response_length = self._length("prompt_length"), self._length("response_length")
+        prompt_length, response_length = self._length("prompt_length", 2048), self._length("response_length", 8192)
         context = self._length("max_model_len")
         assert prompt_length is not None
         assert response_length is not None
@@ -140,7 +133,7 @@ class Settings:
         if found is None:
             return None
         parts = []
-        for name in _DEFAULT_LENGTHS:
+        for name in ("prompt_length", "response_length", "max_model_len"):
             length = getattr(found, name)
             if getattr(given, name) is None and length is not None:
                 parts.append(f"{name} {length}" + " (unset: verl's default)" * (name in found.unset))

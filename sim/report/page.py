@@ -11,7 +11,7 @@ from sim.invariants import INVARIANTS
 from sim.invariants.budget import turn_budget_tokens, used_before_tokens
 from sim.report.colours import FATE_COLOURS
 from sim.report.messages import MESSAGE_HEADS, message_rows
-from sim.report.spans import Part, Span, spans_of
+from sim.report.spans import Part, Span, spans_of, take_lane
 from sim.report.spelled import (
     schedule_line,
     settings_line,
@@ -124,13 +124,12 @@ def _timeline(subject: Subject, spans: Sequence[Span]) -> str:
         mine = [span for span in spans if span.attempt.sent.replica == replica]
         for span in mine:
             until_ns = end_ns if span.ended_ns is None else span.ended_ns
-            lane = next((number for number, free_ns in enumerate(lanes) if free_ns <= span.sent_ns), len(lanes))
-            if lane >= MOST_LANES:
+            lane = take_lane(lanes, span.sent_ns, until_ns)
+            if lane < MOST_LANES:
+                blocks.append(_block(case, span, until_ns, top + lane * _LANE, x))
+            else:
                 hidden += 1
-                continue
-            lanes[lane : lane + 1] = [until_ns]
-            blocks.append(_block(case, span, until_ns, top + lane * _LANE, x))
-        height = max(1, len(lanes)) * _LANE
+        height = min(max(1, len(lanes)), MOST_LANES) * _LANE
         band = "band odd" if replica % 2 else "band"
         bands.append(f'<rect class="{band}" x="0" y="{top - 3}" width="{_WIDTH}" height="{height + 4}" rx="3"/>')
         bands.append(f'<text x="8" y="{top + height / 2 + 3:.0f}">replica {replica}</text>')

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sim.case import Case
-from sim.report.spans import Span, spans_of
+from sim.report.spans import Span, spans_of, take_lane
 from sim.report.spelled import spelled_fault, spelled_grant, spelled_limits, spelled_outcomes
 from sim.trace import FaultFired, Parked, Paused, Resumed, Trace, VersionChanged
 from sim.waste.ledger import spelled_fate
@@ -41,7 +41,7 @@ def timeline(case: Case, trace: Trace) -> dict[str, Any]:
     for number, span in enumerate(spans):
         sent = span.attempt.sent
         until_ns = end_ns if span.ended_ns is None else span.ended_ns
-        lane = _lane(lanes[sent.replica], span.sent_ns, until_ns)
+        lane = take_lane(lanes[sent.replica], span.sent_ns, until_ns)
         place = {"pid": sent.replica, "tid": lane}
         events += _slices(case, span, until_ns, parked.get(sent.request), place)
         if number != last[sent.session, sent.turn]:
@@ -50,16 +50,6 @@ def timeline(case: Case, trace: Trace) -> dict[str, Any]:
         if sent.attempt:
             events.append(_flow("f", span, span.sent_ns, place))
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"digest": trace.digest()}}
-
-
-def _lane(lanes: list[int], start_ns: int, end_ns: int) -> int:
-    """The first lane that is free at `start_ns`; slices of one lane may not overlap."""
-    for lane, free_ns in enumerate(lanes):
-        if free_ns <= start_ns:
-            lanes[lane] = end_ns
-            return lane
-    lanes.append(end_ns)
-    return len(lanes) - 1
 
 
 def _names(case: Case) -> Iterator[dict[str, Any]]:

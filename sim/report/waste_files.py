@@ -49,15 +49,15 @@ def comparison_csv(comparison: Comparison, price: Price | None) -> str:
         columns += ["engine_s", "engine_s_wasted"]
     savings = ["decoded", "kept", "prefilled_again", *(["engine_s"] if price is not None else [])]
     columns += [f"saved_{saving}" for saving in savings]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
     for row, data in _rows_data(comparison, price):
-        saved = data.pop("saved", {})
-        data |= {"policy": row.variant} | {f"saved_{saving}": saved.get(saving, "") for saving in savings}
-        data["update_every_tokens"] = "" if row.update_tokens is None else row.update_tokens
+        data |= {"policy": row.variant} | {
+            f"saved_{saving}": tokens for saving, tokens in data.get("saved", {}).items()
+        }
         if price is not None:
             data |= {"engine_s_wasted": data["engine_s"]["wasted"], "engine_s": data["engine_s"]["decoded"]}
-        writer.writerow([data[column] for column in columns])
+        writer.writerow(data)
     return text.getvalue()
 
 

@@ -12,15 +12,12 @@ CLIENTS: dict[str, str] = {
 }
 MODIFIERS = {
     "partial-off": "an aborted response is dropped instead of resumed",
-    "sticky": "a session goes back to its replica (the default)",
-    "not-sticky": "each attempt goes to the least loaded replica",
-    "cache-cleared": "an update clears the prefix cache, what goes on after it prefills again (the default)",
+    "not-sticky": "each attempt goes to the least loaded replica, and not back to its session's",
     "cache-kept": "an update leaves the KV of older weights in place, and what goes on after it takes that over",
     "keep": "an update freezes the requests, which go on after it (vLLM's pause mode keep)",
     "wait": "an update waits until the running requests have ended (vLLM's pause mode wait)",
 }
-_EXCLUSIVE = (("sticky", "not-sticky"), ("cache-cleared", "cache-kept"), ("keep", "wait"))
-_ABORTS_NOTHING = ("keep", "wait")
+_EXCLUSIVE = (("keep", "wait"), ("keep", "partial-off"), ("wait", "partial-off"))
 
 DEFAULT = ("deferred", "pinned")
 _BASE = "pinned"
@@ -63,7 +60,7 @@ def parse(text: str) -> Variant:
     for word in words:
         if word not in MODIFIERS:
             raise VariantError(f"policy {text!r}: unknown {word!r}; after + come {', '.join(MODIFIERS)}")
-    for one, other in _EXCLUSIVE + tuple((mode, "partial-off") for mode in _ABORTS_NOTHING):
+    for one, other in _EXCLUSIVE:
         if one in words and other in words:
             raise VariantError(f"policy {text!r}: {one} and {other} exclude each other")
     is_sut = client == "verl" or ":" in client

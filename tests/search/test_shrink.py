@@ -20,7 +20,7 @@ from sim.case import (
     explicit_limit,
 )
 from sim.invariants import judge
-from sim.report.explain import schedule_line
+from sim.report.spelled import schedule_line
 from sim.search.shrink import MOST_RUNS, shrink_schedule, shrink_world
 from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
