@@ -5,8 +5,10 @@ from typing import Any
 
 from gpu_checks.points import Answer, RequestKey
 from sim.case import Case
-from sim.invariants import judge
-from sim.trace import Attempt, FaultFired, Trace, TurnRecord
+from sim.events import FaultFired
+from sim.invariants.judging import judge
+from sim.ledger import Attempt, TurnRecord
+from sim.trace import Trace
 
 Figures = dict[str, Any]
 """By a readable path, in the order in which a person would look at them."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sim.clock import VirtualLoop
-from sim.trace import Sent, Trace
+from sim.events import Sent
+from sim.trace import Trace
 
 RequestKey = tuple[int, int, int]
 """A request by (session, turn, attempt): numbers in the order sent may differ between two runs."""

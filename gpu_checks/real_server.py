@@ -16,9 +16,10 @@ from typing import Any
 from gpu_checks.extra_args import SLOW_AT
 from gpu_checks.points import Answer, Recorder, RequestKey, key_of, note_answer
 from sim.case import AfterSent, AfterTokens, Budget, Case, ServerSettings
+from sim.events import Admitted, Decoded, Ended, Granted, Outcome, Parked, Paused, Resumed, VersionChanged
 from sim.faults import Triggers
 from sim.servers.server import Model, TokenOutput, first_token, session_of
-from sim.trace import Admitted, Decoded, Ended, Granted, Outcome, Parked, Paused, Resumed, Trace, VersionChanged
+from sim.trace import Trace
 
 ADMISSION_POLL_S = 0.01
 """How often a closed gate looks whether what had passed it is in the engine by now."""

@@ -11,10 +11,10 @@ from gpu_checks.points import Answer, Points, Recorder, RequestKey
 from gpu_checks.real_server import RealRolloutServer, Vocabulary
 from sim.case import Case
 from sim.clock import NS_PER_S
+from sim.events import WorldEnded
 from sim.faults import Stage, Triggers
 from sim.servers.server import Model
 from sim.sut.interface import Sut
-from sim.trace import WorldEnded
 from sim.transport.wire import Wire
 from sim.world import World
 from sim.world.world import _log_tap

@@ -28,8 +28,9 @@ from sim.case import (
     When,
 )
 from sim.clock import VirtualLoop, to_ns
+from sim.events import Cancelled, FaultFired, spelled
 from sim.servers.server import FakeRolloutServer
-from sim.trace import Cancelled, FaultFired, Trace, spelled
+from sim.trace import Trace
 from sim.transport.wire import BalancerHandle, ServerHandle, Wire
 
 
@@ -249,10 +250,9 @@ async def act(stage: Stage, index: int, fault: Fault) -> None:
     """Does what the fault says, now. What it raises is on the trace: a trainer's failure is not the world's."""
     kind = fault.__struct_config__.tag
     fired = FaultFired(stage.loop.now_ns, index, str(kind))
-    stage.trace.add(fired)
+    stage.trace.add_open(fired)
     try:
         note = await _ACTIONS[type(fault)](stage, fault)
     except Exception as error:
         note = spelled(error)
-    if note:
-        stage.trace.amend(fired, FaultFired(fired.t_ns, index, fired.kind, note))
+    stage.trace.amend(fired, FaultFired(fired.t_ns, index, fired.kind, note))

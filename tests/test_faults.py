@@ -29,14 +29,7 @@ from sim.case import (
     WeightUpdate,
 )
 from sim.clock import to_ns
-from sim.invariants import judge
-from sim.search.strategies import response_cases, routing_cases
-from sim.sut.interface import Sut
-from sim.sut.planted import PLANTED
-from sim.sut.reference.client import PinnedClient
-from sim.sut.reference.routing import LeastLoadedBalancer
-from sim.sut.registry import CLEAN, load_sut
-from sim.trace import (
+from sim.events import (
     Acquired,
     Cancelled,
     Discarded,
@@ -50,6 +43,13 @@ from sim.trace import (
     SessionEnded,
     VersionChanged,
 )
+from sim.invariants.judging import judge
+from sim.search.strategies import response_cases, routing_cases
+from sim.sut.interface import Sut
+from sim.sut.planted import PLANTED
+from sim.sut.reference.client import PinnedClient
+from sim.sut.reference.routing import LeastLoadedBalancer
+from sim.sut.registry import CLEAN, load_sut
 from sim.waste.ledger import mean_update_wait_s
 from sim.world import World, run_world
 

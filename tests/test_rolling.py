@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from sim.rolling import RollingTrace
 
 from sim import corpus, rolling
 from sim.case import (
@@ -30,8 +31,7 @@ from sim.case import (
     Turn,
     WeightUpdate,
 )
-from sim.invariants import judge
-from sim.rolling import RollingTrace
+from sim.invariants.judging import judge
 from sim.search.schedules import under_schedules
 from sim.search.strategies import response_cases, routing_cases
 from sim.sut.interface import Sut

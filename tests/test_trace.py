@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from sim.case import AbortAll, AfterTokens, Budget, Case, Session, Turn, dumps
-from sim.sut.registry import CLEAN, load_sut
-from sim.trace import (
+from sim.events import (
     Admitted,
     Cancelled,
     Decoded,
@@ -16,14 +15,14 @@ from sim.trace import (
     Ended,
     Granted,
     Logged,
-    Run,
     Sent,
     SessionEnded,
-    Trace,
     TurnEnded,
     TurnStarted,
     WorldEnded,
 )
+from sim.sut.registry import CLEAN, load_sut
+from sim.trace import Trace
 from sim.world import run_world
 
 TWO_ATTEMPTS = (
@@ -57,7 +56,10 @@ def test_ledger_gathers_attempts_under_their_turn():
 
     (turn,) = ledger.sessions[0].turns
     assert turn.decoded_tokens == 6
-    assert [attempt.runs for attempt in turn.attempts] == [[Run(4, 3, 0)], [Run(7, 2, 0), Run(9, 1, 1)]]
+    assert [attempt.runs for attempt in turn.attempts] == [
+        [DecodedRun(4, 3, 0)],
+        [DecodedRun(7, 2, 0), DecodedRun(9, 1, 1)],
+    ]
     assert [attempt.grant.tokens for attempt in turn.attempts] == [10, 7]
     assert [[ended.outcome for ended in attempt.ended] for attempt in turn.attempts] == [["abort"], ["stop"]]
     assert [attempt.delivered.tokens for attempt in turn.attempts] == [3, 3]

@@ -16,7 +16,8 @@ from sim.cli import hunt_outcome
 from sim.cli.exits import FOUND, INTERRUPTED, guarded
 from sim.cli.options import DIALECT, Registered, Seconds, plugins
 from sim.cli.suts import DEMONSTRATION, load_suts, progress_bar
-from sim.invariants import KINDS, numbers_of
+from sim.invariants.kinds import KINDS
+from sim.invariants.table import numbers_of
 from sim.search.campaign import Bounds, Campaign, run_campaign
 from sim.search.classics import classic_cases
 from sim.search.compare import DIFFERS, against

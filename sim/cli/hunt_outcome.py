@@ -10,12 +10,12 @@ import click
 from sim import corpus
 from sim.case import to_builtins
 from sim.cli.exits import OUR_FAULT, UNUSABLE
-from sim.cli.suts import indented, subject_of
-from sim.invariants import INVARIANTS
-from sim.report.subject import Subject
+from sim.cli.suts import indented
+from sim.invariants.table import INVARIANTS
 from sim.report.world import find_report
 from sim.search.campaign import Campaign, Find
 from sim.sut.interface import Sut, SutError
+from sim.verdicts import Judged, judged
 
 RESCUE_FOLDER = Path("found")
 """Where finds go of a hunt that ended before its time."""
@@ -25,7 +25,7 @@ class Again(NamedTuple):
     """A find, run once more if that is needed, and the file that keeps it."""
 
     find: Find
-    subject: Subject | None
+    run: Judged | None
     path: Path | None
 
 
@@ -40,18 +40,18 @@ class Outcome(NamedTuple):
         """Keeps the finds in a folder, if there is one. `runs_again`: for a report, be they kept or not."""
         finds = []
         for find in campaign.finds:
-            subject = subject_of(find.case, campaign.sut) if runs_again or folder is not None else None
-            kept = None if folder is None or subject is None else _keep(campaign, find, subject, folder)
-            finds.append(Again(find, subject, kept))
+            run = judged(find.case, campaign.sut) if runs_again or folder is not None else None
+            kept = None if folder is None or run is None else _keep(campaign.seed, find, run, folder)
+            finds.append(Again(find, run, kept))
         return Outcome(campaign, finds)
 
 
-def _keep(campaign: Campaign, find: Find, subject: Subject, folder: Path) -> Path:
-    path = folder / corpus.file_name(find.invariant, subject.sut_key, corpus.digest_of(find.case))
+def _keep(seed: int, find: Find, run: Judged, folder: Path) -> Path:
+    path = folder / corpus.file_name(find.invariant, run.sut.key, corpus.digest_of(find.case))
     entry = corpus.Entry(
-        origin=f"found by a search, seed {campaign.seed}",
+        origin=f"found by a search, seed {seed}",
         invariant=find.invariant if find.invariant in INVARIANTS else None,
-        expected={subject.sut_key: sorted({violation.invariant for violation in subject.violations})},
+        expected={run.sut.key: sorted({violation.invariant for violation in run.violations})},
         case=find.case,
     )
     corpus.write(path, entry)
@@ -69,9 +69,9 @@ def told(outcomes: Sequence[Outcome], other: Sut | None, demonstration: bool) ->
         yield f"{campaign.sut.key}: {numbers}  ({worlds}, {campaign.worlds_per_s:.0f}/s, seed {campaign.seed})"
         if campaign.idle:
             yield f"warning: {campaign.idle}"
-        for find, subject, path in finds:
-            assert subject is not None
-            yield "\n" + indented(find_report(subject, find, places))
+        for find, run, path in finds:
+            assert run is not None
+            yield "\n" + indented(find_report(run, find, places))
             yield "" if path is None else f"  kept as {path}\n"
     if demonstration:
         yield "The first client leaves the limit to the server; the second pins what is left of the budget."

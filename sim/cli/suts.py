@@ -1,4 +1,4 @@
-"""Which SUTs a command is about, what they do in a case, and how far the command has come."""
+"""Which SUTs a command is about, and how far it has come."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -6,12 +6,9 @@ from contextlib import contextmanager
 
 import click
 
-from sim.case import Case
 from sim.corpus import Entry
-from sim.report.subject import Subject
 from sim.sut.interface import Sut
 from sim.sut.registry import CLEAN, builtin_names, load_sut
-from sim.verdicts import judged
 
 DEMONSTRATION = ("reference:deferred", CLEAN)
 """The known-bad client and the known-good one."""
@@ -29,12 +26,6 @@ def suts_with_verdict(entry: Entry) -> list[Sut]:
         known = [key for key in entry.expected if "==" not in key]
     known.sort(key=lambda name: not entry.expected[name])
     return load_suts(known or DEMONSTRATION)
-
-
-def subject_of(case: Case, sut: Sut) -> Subject:
-    """A run of the case, judged, for a report to tell."""
-    ran = judged(case, sut)
-    return Subject(case, sut.key, ran.trace, ran.violations, ran.deviations)
 
 
 @contextmanager

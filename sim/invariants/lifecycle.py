@@ -1,20 +1,17 @@
 """Lifecycle invariants: what becomes of a request and of its tokens."""
 
-from msgspec import UNSET
-
-from sim.case import Case
-from sim.invariants.budget import usable
-from sim.invariants.interface import Invariant, Violation
+from sim.budget import odd_config
+from sim.invariants.interface import Evidence, Invariant
+from sim.invariants.violation import Violation
+from sim.ledger import Ledger, TurnRecord
 from sim.servers.server import first_token
 from sim.tokens import Ids
-from sim.trace import Message, Trace, TurnRecord, WorldEnded
 
 
-def check_one_outcome(case: Case, trace: Trace) -> list[Violation]:
-    """A1. A run that was cut off in mid-work says nothing of the requests that were under way."""
-    del case
-    end = trace.events[-1]
-    cut_off = isinstance(end, WorldEnded) and end.reason in ("horizon", "livelock")
+def check_one_outcome(evidence: Evidence) -> list[Violation]:
+    """Whether each request ended, and once: a second end is accounted twice, and without any its caller waits for
+    ever. A run that was cut off in mid-work says nothing of the requests that were under way."""
+    cut_off = evidence.end is not None and evidence.end.reason in ("horizon", "livelock")
     return [
         Violation(
             "A1",
@@ -22,7 +19,7 @@ def check_one_outcome(case: Case, trace: Trace) -> list[Violation]:
             f"outcomes: {', '.join(ended.outcome for ended in attempt.ended) or 'none'}",
             attempt.sent.session,
         )
-        for attempt in trace.ledger.attempts
+        for attempt in evidence.ledger.attempts
         if len(attempt.ended) > 1 or not (attempt.ended or cut_off)
     ]
 
@@ -41,11 +38,12 @@ def delivered_ids(turn: TurnRecord) -> Ids:
     return tuple(runs)
 
 
-def check_conservation(case: Case, trace: Trace) -> list[Violation]:
-    """A2."""
-    del case
+def check_conservation(evidence: Evidence) -> list[Violation]:
+    """Whether what was decoded is what the server answered with, and what was delivered is what the client returned:
+    one token lost or doubled in between, and all that follow are trained on in a place where the model never put them.
+    """
     violations = []
-    for attempt in trace.ledger.attempts:
+    for attempt in evidence.ledger.attempts:
         reached = attempt.delivered or attempt.discarded
         if reached is not None and reached.tokens != attempt.decoded_tokens:
             violations.append(
@@ -56,7 +54,7 @@ def check_conservation(case: Case, trace: Trace) -> list[Violation]:
                     attempt.sent.session,
                 )
             )
-    for session, turn in trace.ledger.turns():
+    for session, turn in evidence.ledger.turns():
         if turn.ended is None or turn.ended.outcome != "ok":
             continue
         delivered = delivered_ids(turn)
@@ -80,11 +78,11 @@ def _spelled(runs: Ids) -> str:
     return f"{total} tokens" + (f" (positions {places})" if runs else "")
 
 
-def check_zero_tokens(case: Case, trace: Trace) -> list[Violation]:
-    """A5."""
-    del case
+def check_zero_tokens(evidence: Evidence) -> list[Violation]:
+    """Whether a call failed that got an answer of 0 tokens, and nothing worse: an abort before the first token gives
+    one, and a client that averages over it, or takes it for an error, loses the whole response."""
     violations = []
-    for session, turn in trace.ledger.turns():
+    for session, turn in evidence.ledger.turns():
         if turn.ended is None or turn.ended.outcome != "error":
             continue
         outcomes = [ended.outcome for attempt in turn.attempts for ended in attempt.ended]
@@ -101,45 +99,34 @@ def check_zero_tokens(case: Case, trace: Trace) -> list[Violation]:
     return violations
 
 
-def failures_of_itself(trace: Trace) -> list[tuple[int, TurnRecord]]:
+def failures_of_itself(ledger: Ledger) -> list[tuple[int, TurnRecord]]:
     """The turns, with their session, whose call raised although neither a server nor the balancer failed it."""
-    failed = {(event.session, event.turn) for event in trace.events if isinstance(event, Message) and event.error}
-    found = []
-    for session, turn in trace.ledger.turns():
-        if turn.ended is None or turn.ended.outcome != "error" or (session, turn.started.turn) in failed:
-            continue
-        outcomes = {end.outcome for attempt in turn.attempts for end in attempt.ended}
-        if not outcomes & {"error", "refused"}:
-            found.append((session, turn))
-    return found
+    return [(session, turn) for session, turn in ledger.turns() if _failed_of_itself(turn)]
 
 
-def odd_config(case: Case) -> str:
-    """What is odd on purpose in the config that the client of this world is given; empty where nothing is."""
-    configured = case.budget.client_response_length
-    if usable(configured):
-        return ""
-    if configured is UNSET:
-        return "this world's config lacks response_length, on purpose"
-    return f"this world's config has response_length {configured!r}, on purpose"
+def _failed_of_itself(turn: TurnRecord) -> bool:
+    if turn.ended is None or turn.ended.outcome != "error" or turn.balancer_failed:
+        return False
+    return not any(ended.outcome in ("error", "refused") for attempt in turn.attempts for ended in attempt.ended)
 
 
-def check_failures_have_a_cause(case: Case, trace: Trace) -> list[Violation]:
-    """A9. A run that was cut off says nothing of the calls that were under way."""
-    of_itself = [id(turn) for _, turn in failures_of_itself(trace)]
+def check_failures_have_a_cause(evidence: Evidence) -> list[Violation]:
+    """Whether each call that failed was failed by somebody: else the client itself is broken, and its response lost. A
+    run that was cut off says nothing of the calls that were under way."""
+    ledger = evidence.ledger
     violations = []
-    for session, turn in trace.ledger.turns():
+    for session, turn in ledger.turns():
         ended, number = turn.ended, turn.started.turn
         if ended is None:
-            if not trace.is_done:
+            if not evidence.is_done:
                 continue
             how = "ended without a result or an exception that can be caught"
-        elif ended.outcome == "cancelled" and trace.ledger.sessions[session].cancelled is None:
+        elif ended.outcome == "cancelled" and ledger.sessions[session].cancelled is None:
             how = "says that it was cancelled, and nobody cancelled it"
-        elif id(turn) in of_itself:
+        elif _failed_of_itself(turn):
             how = f"failed on its own: {ended.error}"
-            odd = odd_config(case)
-            if odd and (trace.factory_raised or "response_length" in how):
+            odd = odd_config(evidence.case)
+            if odd and (evidence.factory_raised or "response_length" in how):
                 how += f" ({odd})"
         else:
             continue

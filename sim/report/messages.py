@@ -1,13 +1,14 @@
 """The messages to the balancer around those that break a routing invariant."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sim.invariants import INVARIANTS, Violation
-from sim.invariants.routing import Replay
-from sim.report.subject import Subject
+from sim.events import Message
+from sim.invariants.balancer_truth import BalancerTruth
+from sim.invariants.table import INVARIANTS
+from sim.invariants.violation import Violation
 from sim.report.table import table
-from sim.trace import Message
+from sim.verdicts import Judged
 
 MESSAGES_AROUND = 4, 5
 """Messages to the balancer that are shown before and after the one that is evidence."""
@@ -30,13 +31,13 @@ class MessageRow(NamedTuple):
 MESSAGE_HEADS = MessageRow("", "message", "time", "kind", "session", "replica", "counts shown", "truth")
 
 
-def message_rows(subject: Subject) -> list[MessageRow]:
+def message_rows(run: Judged, violations: Sequence[Violation]) -> list[MessageRow]:
     """The balancer's messages around the first violation of each routing invariant, and the last of all; what lies
     between is one row of dots. Counts are those of the replicas in their order, after the message."""
-    messages = [event for event in subject.trace.events if isinstance(event, Message)]
+    messages = [event for event in run.trace.events if isinstance(event, Message)]
     marks: dict[int, list[str]] = {}
     wanted: set[int] = set()
-    firsts = {violation.invariant: violation for violation in reversed(subject.violations) if _is_of_routing(violation)}
+    firsts = {violation.invariant: violation for violation in reversed(violations) if _is_of_routing(violation)}
     for invariant, violation in sorted(firsts.items()):
         at = violation.balancer_message
         if at is None:  # about all choices together
@@ -48,15 +49,15 @@ def message_rows(subject: Subject) -> list[MessageRow]:
         return []
     wanted.add(len(messages) - 1)
     rows: list[MessageRow] = []
-    replay, last = Replay(subject.case), -1
+    truth, last = BalancerTruth(run.case.replicas), -1
     for number, message in enumerate(messages):
-        replay.handle(message)
+        truth.handle(message, run.trace.roles.get(message.kind))
         if number not in wanted:
             continue
         if number > last + 1:
             rows.append(MessageRow("", "…", "", "", "", "", "", ""))
         last = number
-        truth = (str(low) if low == high else f"{low} to {high}" for low, high in replay.truth())
+        loads = zip(truth.lowest, truth.highest, strict=True)
         rows.append(
             MessageRow(
                 ", ".join(marks.get(number, ())),
@@ -66,15 +67,15 @@ def message_rows(subject: Subject) -> list[MessageRow]:
                 "" if message.session is None else str(message.session),
                 ", ".join(map(str, message.replicas)),
                 "none" if message.loads is None else _listed("–" if n is None else str(n) for n in message.loads),
-                _listed(truth),
+                _listed(str(low) if low == high else f"{low} to {high}" for low, high in loads),
             )
         )
     return rows
 
 
-def message_table(subject: Subject) -> str:
+def message_table(run: Judged, violations: Sequence[Violation]) -> str:
     """The rows as text; empty where no routing invariant is violated."""
-    rows = [row._replace(marked=f"{row.marked} →" if row.marked else "") for row in message_rows(subject)]
+    rows = [row._replace(marked=f"{row.marked} →" if row.marked else "") for row in message_rows(run, violations)]
     return "messages to the balancer\n" + table([MESSAGE_HEADS, *rows], "  ") if rows else ""
 
 

@@ -5,10 +5,12 @@ from html import escape
 from pathlib import Path
 from typing import TypeAlias
 
+from sim.budget import turn_budget_tokens, used_before_tokens
 from sim.case import Case
 from sim.clock import NS_PER_S
-from sim.invariants import INVARIANTS
-from sim.invariants.budget import turn_budget_tokens, used_before_tokens
+from sim.events import FaultFired
+from sim.invariants.table import INVARIANTS
+from sim.ledger import TurnRecord
 from sim.report.colours import FATE_COLOURS
 from sim.report.messages import MESSAGE_HEADS, message_rows
 from sim.report.spans import Part, Span, spans_of, take_lane
@@ -22,16 +24,14 @@ from sim.report.spelled import (
     spelled_limits,
     spelled_outcomes,
 )
-from sim.report.subject import Subject, messages_of
 from sim.report.turns import why_it_overran
-from sim.trace import FaultFired, Trace, TurnRecord, WorldEnded
+from sim.report.violated import messages_of, turns_to_tell
+from sim.verdicts import Judged
 from sim.waste.ledger import FATES, LOSSES, spelled_fate, waste_of
 
 MOST_TURNS = 200
 MOST_DEVIATIONS = 300
 MOST_LANES = 80
-MOST_MESSAGES = 6
-"""Of each invariant that is violated."""
 _WIDTH, _LANE, _LEFT, _TOP = 1000, 20, 92, 26
 _STYLE = Path(__file__).with_name("page.css")
 
@@ -39,19 +39,18 @@ Place: TypeAlias = Callable[[int], float]
 """From nanoseconds to a place across the drawing."""
 
 
-def page(subject: Subject, title: str, origin: str = "") -> str:
+def page(run: Judged, title: str, origin: str = "") -> str:
     """The whole page. `title`: what the case is called; `origin`: where it comes from."""
-    spans = spans_of(subject.case, subject.trace)
+    spans = spans_of(run.case, run.trace)
     sections = [
-        _header(subject, title, origin),
-        _tiles(subject),
-        _section("In time", _timeline(subject, spans)),
-        _section("Responses", "".join(_turns(subject, spans))),
-        _messages(subject),
-        _section("Faults", _faults(subject)) if subject.case.faults else "",
-        _section("Schedule", _schedule(subject)),
-        f"<footer>digest {subject.trace.digest()} · {len(subject.trace.events):,} events · "
-        f"{escape(_ending(subject.trace))}</footer>",
+        _header(run, title, origin),
+        _tiles(run),
+        _section("In time", _timeline(run, spans)),
+        _section("Responses", "".join(_turns(run, spans))),
+        _messages(run),
+        _section("Faults", _faults(run)) if run.case.faults else "",
+        _section("Schedule", _schedule(run)),
+        f"<footer>digest {run.trace.digest()} · {len(run.trace.events):,} events · {escape(_ending(run))}</footer>",
     ]
     return _PAGE.format(title=escape(title), style=_STYLE.read_text(encoding="utf-8"), body="\n".join(sections))
 
@@ -68,33 +67,33 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[str]], of: str = "") ->
     return f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _ending(trace: Trace) -> str:
-    end = trace.events[-1]
-    assert isinstance(end, WorldEnded)
+def _ending(run: Judged) -> str:
+    end = run.trace.end
+    assert end is not None
     return f"the world ended at {end.t_ns / NS_PER_S:g} s of virtual time: {end.reason}"
 
 
 # Top
 
 
-def _header(subject: Subject, title: str, origin: str) -> str:
+def _header(run: Judged, title: str, origin: str) -> str:
     verdicts = []
-    for number, messages in messages_of(subject.violations).items():
+    for number, messages in messages_of(run.violations).items():
         statement = INVARIANTS[number].statement if number in INVARIANTS else ""
-        items = "".join(f"<li>{escape(message)}</li>" for message in messages[:MOST_MESSAGES])
+        items = "".join(f"<li>{escape(message)}</li>" for message in messages)
         verdicts.append(f'<div class="verdict"><b>{number}</b><div>{escape(statement)}<ul>{items}</ul></div></div>')
     if not verdicts:
         verdicts.append('<div class="verdict clean"><b>clean</b><div>No invariant is violated.</div></div>')
-    chips = "".join(f"<span>{escape(part)}</span>" for part in settings_line(subject.case).split(" · "))
+    chips = "".join(f"<span>{escape(part)}</span>" for part in settings_line(run.case).split(" · "))
     about = f'<p class="origin">{escape(origin)}</p>' if origin else ""
     return (
-        f"<header><h1>{escape(title)} <small>on {escape(subject.sut_key)}</small></h1>{about}"
+        f"<header><h1>{escape(title)} <small>on {escape(run.sut.key)}</small></h1>{about}"
         f'<p class="chips">{chips}</p>{"".join(verdicts)}</header>'
     )
 
 
-def _tiles(subject: Subject) -> str:
-    waste = waste_of(subject.case, subject.trace)
+def _tiles(run: Judged) -> str:
+    waste = waste_of(run.case, run.trace)
     tiles = [("decoded", waste.decoded.tokens, ""), ("kept", waste.kept_tokens, FATES["kept"])]
     tiles += [(loss, waste.fates[loss].tokens, FATES[loss]) for loss in LOSSES if waste.fates[loss].tokens]
     cells = "".join(
@@ -109,9 +108,9 @@ def _tiles(subject: Subject) -> str:
 # Time
 
 
-def _timeline(subject: Subject, spans: Sequence[Span]) -> str:
+def _timeline(run: Judged, spans: Sequence[Span]) -> str:
     """Replicas as bands, attempts as blocks in their lanes, faults as lines across."""
-    case, trace = subject.case, subject.trace
+    case, trace = run.case, run.trace
     end_ns = max(1, trace.events[-1].t_ns)
     scale = (_WIDTH - _LEFT - 8) / end_ns
 
@@ -201,19 +200,19 @@ def _legend(fates: set[str], with_marks: bool) -> str:
 # Responses
 
 
-def _turns(subject: Subject, spans: Sequence[Span]) -> Iterable[str]:
+def _turns(run: Judged, spans: Sequence[Span]) -> Iterable[str]:
     """Those in violation first, as far as there is room."""
     by_request = {span.attempt.sent.request: span for span in spans}
-    turns = subject.turns()
+    turns = turns_to_tell(run.trace.ledger, run.violations)
     for session, turn in turns[:MOST_TURNS]:
         mine = [by_request[attempt.sent.request] for attempt in turn.attempts]
-        yield _turn(subject, session, turn, mine)
+        yield _turn(run, session, turn, mine)
     if len(turns) > MOST_TURNS:
         yield f'<p class="note">… and {len(turns) - MOST_TURNS} more turns.</p>'
 
 
-def _turn(subject: Subject, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
-    case = subject.case
+def _turn(run: Judged, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
+    case = run.case
     head = f"session {session}" + (f", turn {turn.started.turn}" if len(case.session(session).turns) > 1 else "")
     head += f" · {escape(spelled_budget(case, session))}"
     rows = []
@@ -238,14 +237,14 @@ def _turn(subject: Subject, session: int, turn: TurnRecord, spans: Sequence[Span
         rows.append(row)
     heads = ("attempt", "replica", "sent", "prompt", "limit sent", "grant, and why", "decoded", "ended", "lost")
     table = _table(heads, rows, "attempts") if rows else '<p class="note">No request was sent.</p>'
-    cause = why_it_overran(case, turn) if _overruns(subject, session, turn) else ""
+    cause = why_it_overran(case, turn) if _overruns(run, session, turn) else ""
     why = f'<p class="why">{escape(" ".join(cause.split()))}</p>' if cause else ""
-    return f"<article><h3>{head}</h3>{_budget_bar(subject, session, turn, spans)}{table}{why}</article>"
+    return f"<article><h3>{head}</h3>{_budget_bar(run, session, turn, spans)}{table}{why}</article>"
 
 
-def _overruns(subject: Subject, session: int, turn: TurnRecord) -> bool:
-    budget = turn_budget_tokens(subject.case, session)
-    used = used_before_tokens(subject.case, subject.trace, session, turn)
+def _overruns(run: Judged, session: int, turn: TurnRecord) -> bool:
+    budget = turn_budget_tokens(run.case, session)
+    used = used_before_tokens(run.case, run.trace.ledger, session, turn)
     return budget is not None and used + turn.decoded_tokens > budget
 
 
@@ -258,10 +257,10 @@ def _merged(parts: Sequence[Part]) -> list[Part]:
     return list(found.values())
 
 
-def _budget_bar(subject: Subject, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
+def _budget_bar(run: Judged, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
     """The tokens of the attempts end to end, over what the budget leaves to this turn."""
-    budget = turn_budget_tokens(subject.case, session)
-    left = None if budget is None else max(0, budget - used_before_tokens(subject.case, subject.trace, session, turn))
+    budget = turn_budget_tokens(run.case, session)
+    left = None if budget is None else max(0, budget - used_before_tokens(run.case, run.trace.ledger, session, turn))
     total = turn.decoded_tokens
     most = max(total, left or 0)
     if not most:
@@ -286,28 +285,28 @@ def _budget_bar(subject: Subject, session: int, turn: TurnRecord, spans: Sequenc
 # Bottom
 
 
-def _messages(subject: Subject) -> str:
+def _messages(run: Judged) -> str:
     """The balancer's messages around what breaks a routing invariant."""
-    rows = [[escape(cell) for cell in row] for row in message_rows(subject)]
+    rows = [[escape(cell) for cell in row] for row in message_rows(run, run.violations)]
     return _section("Messages to the balancer", _table(MESSAGE_HEADS, rows)) if rows else ""
 
 
-def _faults(subject: Subject) -> str:
-    firings = enumerate(spelled_firings(subject.case, subject.trace))
+def _faults(run: Judged) -> str:
+    firings = enumerate(spelled_firings(run.case, run.trace))
     rows = [(str(index), escape(fault), at or "did not fire", escape(note)) for index, (fault, at, note) in firings]
     return _table(("fault", "what", "fired at", ""), rows)
 
 
-def _schedule(subject: Subject) -> str:
+def _schedule(run: Judged) -> str:
     """Where the order of ready callbacks left FIFO."""
-    line = f"<p>{escape(schedule_line(subject.case))}.</p>"
-    if not subject.deviations:
+    line = f"<p>{escape(schedule_line(run.case))}.</p>"
+    if not run.deviations:
         return line
-    shown = subject.deviations[:MOST_DEVIATIONS]
+    shown = run.deviations[:MOST_DEVIATIONS]
     cells = "".join(f"<span><b>{deviation.step} →</b>{deviation.pick}</span>" for deviation in shown)
-    more = len(subject.deviations) - len(shown)
+    more = len(run.deviations) - len(shown)
     rest = f'<p class="note">… and {more:,} more.</p>' if more else ""
-    head = f"{len(subject.deviations):,} deviations: at this step → this callback in line ran in place of the first (0)"
+    head = f"{len(run.deviations):,} deviations: at this step → this callback in line ran in place of the first (0)"
     return f'{line}<p class="note">{head}</p><div class="deviations">{cells}</div>{rest}'
 
 

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sim.case import Case
-from sim.trace import Admitted, Attempt, Decoded, Resumed, Trace
+from sim.events import Admitted, Decoded, Resumed
+from sim.ledger import Attempt
+from sim.trace import Trace
 from sim.waste.ledger import Piece, pieces_of
 
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 
+from sim.budget import odd_config, usable
 from sim.case import AfterSent, AfterTokens, AtTime, Case, Every, Fault, When, explicit_limit
-from sim.invariants.budget import usable
-from sim.invariants.lifecycle import odd_config
-from sim.trace import Attempt, FaultFired, Trace
+from sim.events import FaultFired
+from sim.ledger import Attempt
+from sim.trace import Trace
 
 # Faults
 

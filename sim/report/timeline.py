@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from sim.case import Case
+from sim.events import FaultFired, Parked, Paused, Resumed, VersionChanged
 from sim.report.spans import Span, spans_of, take_lane
 from sim.report.spelled import spelled_fault, spelled_grant, spelled_limits, spelled_outcomes
-from sim.trace import FaultFired, Parked, Paused, Resumed, Trace, VersionChanged
+from sim.trace import Trace
 from sim.waste.ledger import spelled_fate
 
 _NS_PER_US = 1000

@@ -3,11 +3,11 @@
 import itertools
 from collections.abc import Sequence
 
+from sim.budget import turn_budget_tokens, used_before_tokens
 from sim.case import Case
-from sim.invariants.budget import turn_budget_tokens, used_before_tokens
+from sim.ledger import Attempt, Ledger, TurnRecord
 from sim.report.spelled import spelled_budget, spelled_grant, spelled_limits, spelled_outcomes
 from sim.report.table import table
-from sim.trace import Attempt, Trace, TurnRecord
 
 MOST_ATTEMPTS_SHOWN = 16
 _BAR_COLUMNS = 56
@@ -16,13 +16,13 @@ _ATTEMPT_HEADS = ("attempt", "replica", "prompt", "limit sent", "grant, and why"
 _Row = tuple[str, ...]
 
 
-def turn_report(case: Case, trace: Trace, session: int, turn: TurnRecord) -> str:
+def turn_report(case: Case, ledger: Ledger, session: int, turn: TurnRecord) -> str:
     """One turn: table, sum, and for an overrun the bar and the cause."""
     head = f"session {session} turn {turn.started.turn}: prompt {turn.started.prompt_tokens} tokens"
     lines = [f"{head}; {spelled_budget(case, session)}"]
     if turn.attempts:
         lines.append(attempts_table(case, turn))
-    lines.append("  " + _sum_line(case, trace, session, turn))
+    lines.append("  " + _sum_line(case, ledger, session, turn))
     budget = turn_budget_tokens(case, session)
     if budget is not None and turn.decoded_tokens > budget:
         lines += ["", budget_bar(turn, budget)]
@@ -77,9 +77,9 @@ def _spelled_prompt(turn: TurnRecord, attempt: Attempt) -> str:
     return str(now) if now == first else f"{first} + {now - first} = {now}"
 
 
-def _sum_line(case: Case, trace: Trace, session: int, turn: TurnRecord) -> str:
+def _sum_line(case: Case, ledger: Ledger, session: int, turn: TurnRecord) -> str:
     """What was decoded, with what earlier turns used of the same budget, and how far that is beyond it."""
-    used = used_before_tokens(case, trace, session, turn)
+    used = used_before_tokens(case, ledger, session, turn)
     parts = [used] * bool(used) + [attempt.decoded_tokens for attempt in turn.attempts]
     total = sum(parts)
     summands = [str(part) for part in parts]

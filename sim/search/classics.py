@@ -29,7 +29,7 @@ from sim.case import (
     Turn,
     WeightUpdate,
 )
-from sim.invariants import INVARIANTS
+from sim.invariants.table import INVARIANTS
 from sim.search.strategies import Policy
 
 

@@ -14,9 +14,7 @@ from typing import Any, Literal, Protocol
 from sim.case import Budget, ServerSettings
 from sim.clock import NS_PER_S, VirtualLoop
 from sim.dialects.grants import NoRoom, take_grant
-from sim.servers.decode_engine import Burst, DecodeEngine, Moment, Prefill
-from sim.tokens import LogProbs, TokenIds, Tokens, plain_ids
-from sim.trace import (
+from sim.events import (
     Admitted,
     Decoded,
     Ended,
@@ -26,10 +24,12 @@ from sim.trace import (
     Paused,
     Prefilled,
     Resumed,
-    Trace,
     VersionChanged,
     without_addresses,
 )
+from sim.servers.decode_engine import Burst, DecodeEngine, Moment, Prefill
+from sim.tokens import LogProbs, TokenIds, Tokens, plain_ids
+from sim.trace import Trace
 
 SESSION_STRIDE = 1 << 24
 """Token ids of one session; more than any context holds."""

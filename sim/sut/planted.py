@@ -6,12 +6,12 @@ They prove that the harness finds what it should: each is caught by the invarian
 import random
 from typing import Any, NamedTuple
 
+from sim.events import Outcome
 from sim.servers.server import FakeRolloutServer, TokenOutput
 from sim.sut.interface import Context, Factory
 from sim.sut.reference.client import LIMIT_KEYS, DeferredClient, PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.tokens import Tokens
-from sim.trace import Outcome
 
 
 class StingyClient(PinnedClient):

@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 from sim.case import Transport
 from sim.clock import NS_PER_S, VirtualLoop, to_ns
+from sim.events import Acquired, Delivered, Discarded, Message, Sent, spelled, without_addresses
 from sim.servers.server import FakeRolloutServer, TokenOutput
 from sim.tokens import LogProbs, TokenIds
-from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace, spelled, without_addresses
+from sim.trace import Trace
 
 LIMIT_KEYS = ("max_tokens", "max_new_tokens")
 

@@ -9,23 +9,14 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import NamedTuple
 
+from sim.budget import returned_tokens, turn_budget_tokens, used_before_tokens
 from sim.case import Case, WeightUpdate
 from sim.clock import NS_PER_S, to_ns
 from sim.dialects.grants import room_tokens
-from sim.invariants.budget import returned_tokens, turn_budget_tokens, used_before_tokens
+from sim.events import Cancelled, Decoded, Ended, Event, FaultFired, VersionChanged
+from sim.ledger import Attempt, SessionRecord, TurnRecord
 from sim.servers.server import first_token
-from sim.trace import (
-    Attempt,
-    Cancelled,
-    Decoded,
-    Ended,
-    Event,
-    FaultFired,
-    SessionRecord,
-    Trace,
-    TurnRecord,
-    VersionChanged,
-)
+from sim.trace import Trace
 
 FATES: Mapping[str, str] = {
     "duplicate": "decoded once more at a position that the response has already (a retry)",
@@ -264,7 +255,7 @@ def _turn_pieces(
     budget = turn_budget_tokens(case, session)
     limit: int | None = None
     if budget is not None:
-        limit = prompt_tokens + max(0, budget - used_before_tokens(case, trace, session, turn))
+        limit = prompt_tokens + max(0, budget - used_before_tokens(case, trace.ledger, session, turn))
     kept = _kept_ranges(case, trace.ledger.sessions[session], session, turn)
     dropped = _is_dropped(case, trace, session, turn)
     returned = turn.ended is not None and turn.ended.outcome == "ok"
@@ -336,6 +327,6 @@ def _is_dropped(case: Case, trace: Trace, session: int, turn: TurnRecord) -> boo
     returned = turn.ended is not None and turn.ended.outcome == "ok"
     tokens = returned_tokens(turn) if returned else turn.decoded_tokens
     budget = turn_budget_tokens(case, session)
-    left = None if budget is None else budget - used_before_tokens(case, trace, session, turn) - tokens
+    left = None if budget is None else budget - used_before_tokens(case, trace.ledger, session, turn) - tokens
     room = room_tokens(case.server.dialect, case.budget, turn.started.prompt_tokens + tokens)
     return (left is None or left > 0) and room > 0

@@ -24,7 +24,7 @@ from sim.case import (
 )
 from sim.clock import NS_PER_S, to_ns
 from sim.sut.registry import load_sut
-from sim.trace import Trace, WorldEnded
+from sim.trace import Trace
 from sim.waste.independent import Pace, waste_of_all
 from sim.waste.ledger import Waste, mean_update_wait_s, waste_of
 from sim.waste.lengths import NEVER, Lengths
@@ -193,10 +193,9 @@ def simulated(
 def trace_of(case: Case, variant: Variant) -> Trace:
     """What happens in a case. Raises `WhatIfError` where it does not come to its end."""
     trace = run_world(case, load_sut(variant.sut))
-    end = trace.events[-1]
-    assert isinstance(end, WorldEnded)
-    if end.reason != "done":
-        raise WhatIfError(f"the world did not come to its end ({end.reason}): its waste says nothing")
+    if not trace.is_done:
+        reason = "unknown" if trace.end is None else trace.end.reason
+        raise WhatIfError(f"the world did not come to its end ({reason}): its waste says nothing")
     return trace
 
 

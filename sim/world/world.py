@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from traceback import StackSummary, walk_tb
 from typing import Any, NamedTuple, cast
@@ -29,6 +29,17 @@ from sim.clock import (
 from sim.clock.watchdog import Blocked, watched
 from sim.engine import Engine, StepTotals
 from sim.engine.timed import TimedEngine
+from sim.events import (
+    FaultFired,
+    Logged,
+    Message,
+    SessionEnded,
+    TurnEnded,
+    TurnStarted,
+    WorldEnded,
+    spelled,
+    without_addresses,
+)
 from sim.faults import Stage, Triggers, act
 from sim.servers.decode_engine import ConstantRate, DecodeEngine
 from sim.servers.server import FakeRolloutServer, Model, first_token
@@ -36,19 +47,7 @@ from sim.sut.interface import Client, Config, Context, Sut, SutError
 from sim.sut.reference.agent import Trajectory, run_turns
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.tokens import TokenIds, Tokens, ids_as_runs
-from sim.trace import (
-    MOST_RAISED_KEPT,
-    FaultFired,
-    Logged,
-    Message,
-    SessionEnded,
-    Trace,
-    TurnEnded,
-    TurnStarted,
-    WorldEnded,
-    spelled,
-    without_addresses,
-)
+from sim.trace import MOST_RAISED_KEPT, Observer, Role, Trace
 from sim.transport import wire as transport
 from sim.transport.wire import BalancerHandle, ServerHandle, TurnInProgress, Wire, copied, current_turn
 
@@ -63,6 +62,15 @@ _LEAST_TIMES = 1000
 
 _OUR_FILES = (__file__, transport.__file__)
 """Whose frames say nothing in a client's traceback."""
+
+_VERL_ROLES: Mapping[str, Role] = {
+    "acquire_server": "acquire",
+    "release_server": "release",
+    "add_servers": "add",
+    "remove_servers": "remove",
+    "clear_sticky_cache": "clear_sticky",
+}
+"""What the messages to verl's balancer ask for, by their kind."""
 
 REST = "rest"
 """Kind of the balancer's last entry in the trace: its counts when all is over."""
@@ -335,14 +343,17 @@ def bounds_of(case: Case) -> Bounds:
 class World:
     """One run of a Case with one system under test. Make it, `run` it once, read `trace` and `deviations`.
 
-    `order`: in the place of the Case's own schedule, for one who watches it. `trace`: to be filled, if not a new one.
+    `order`: in the place of the Case's own schedule, for one who watches it. `observers`: they are handed the events of
+    the trace, which then keeps none (see `Trace`).
     """
 
-    def __init__(self, case: Case, sut: Sut, order: Order | None = None, trace: Trace | None = None) -> None:
+    def __init__(
+        self, case: Case, sut: Sut, order: Order | None = None, observers: Sequence[Observer] | None = None
+    ) -> None:
         self.case = case
         self._order = _order(case) if order is None else order
         self.sut = sut
-        self.trace = Trace(case.num_sessions) if trace is None else trace
+        self.trace = Trace(case.num_sessions, _VERL_ROLES, observers)
         self.deviations: tuple[Deviation, ...] = ()
         """Not of a case that repeats its sessions: they would be as many as its steps."""
         self.steps = 0

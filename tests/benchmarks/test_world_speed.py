@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sim.case import AfterTokens, Budget, Case, Schedule, Session, WeightUpdate
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.sut.registry import CLEAN, SutError, load_sut
 from sim.world import run_world
 from tests.benchmarks.test_clock_speed import SLEEPS, TASKS, seconds_for

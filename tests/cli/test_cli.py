@@ -15,7 +15,7 @@ from sim.case import Budget, Case, Session
 from sim.cli import hunt
 from sim.cli.main import main
 from sim.clock import watchdog
-from sim.invariants import INVARIANTS
+from sim.invariants.table import INVARIANTS
 from sim.search import campaign as campaign_module
 from sim.sut.planted import PLANTED
 from sim.sut.registry import CLEAN, builtin_names

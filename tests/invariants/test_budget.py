@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from sim.budget import returned_tokens, turn_budget_tokens
 from sim.case import (
     AbortAll,
     AfterTokens,
@@ -18,12 +19,14 @@ from sim.case import (
     Transport,
     Turn,
 )
-from sim.invariants import INVARIANTS, judge
-from sim.invariants.budget import returned_tokens, spelled_grants, turn_budget_tokens
+from sim.events import Decoded, Ended, Granted, Sent, TurnEnded, TurnStarted, WorldEnded
+from sim.invariants.budget import spelled_grants
+from sim.invariants.judging import judge
+from sim.invariants.table import INVARIANTS
 from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Decoded, Ended, Granted, Sent, Trace, TurnEnded, TurnStarted, WorldEnded
+from sim.trace import Trace
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=8, response_length=10, max_model_len=64)

@@ -3,11 +3,13 @@
 import pytest
 
 from sim.case import AbortAll, AbortRequest, AfterTokens, AtTime, Budget, Case, ServerSettings, Session
-from sim.invariants import INVARIANTS, judge
+from sim.events import Decoded, Delivered, Discarded, Ended, Sent, TurnEnded, TurnStarted, WorldEnded
+from sim.invariants.judging import judge
 from sim.invariants.lifecycle import delivered_ids
+from sim.invariants.table import INVARIANTS
 from sim.servers.server import first_token
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Decoded, Delivered, Discarded, Ended, Sent, Trace, TurnEnded, TurnStarted, WorldEnded
+from sim.trace import Trace
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=8, response_length=10, max_model_len=64)

@@ -3,9 +3,11 @@
 import pytest
 
 from sim.case import AbortAll, AtTime, Budget, Case, ServerSettings, Session
-from sim.invariants import INVARIANTS, judge
+from sim.events import SessionEnded, WorldEnded
+from sim.invariants.judging import judge
+from sim.invariants.table import INVARIANTS
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import SessionEnded, Trace, WorldEnded
+from sim.trace import Trace
 from sim.world import run_world
 
 CASE = Case(Budget(8, 10, 64), (Session(2, arrival_s=1.0),), (AbortAll(AtTime(0.5), 0, pause_s=2.0),))

@@ -23,12 +23,15 @@ from sim.case import (
     Turn,
     WeightUpdate,
 )
-from sim.invariants import INVARIANTS, judge, routing
+from sim.events import Message, TurnEnded, TurnStarted, WorldEnded
+from sim.invariants import routing
+from sim.invariants.judging import judge
 from sim.invariants.routing import routing_log
+from sim.invariants.table import INVARIANTS
 from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Message, Trace, TurnEnded, TurnStarted, WorldEnded
+from sim.trace import Trace
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=8, response_length=10, max_model_len=64)

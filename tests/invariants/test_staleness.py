@@ -2,9 +2,11 @@
 
 from sim.case import AbortAll, AfterTokens, Budget, Case, ServerSettings, Session, WeightUpdate
 from sim.case import EngineSettings as Settings
-from sim.invariants import INVARIANTS, judge
+from sim.events import Prefilled, Sent, TurnStarted, VersionChanged, WorldEnded
+from sim.invariants.judging import judge
+from sim.invariants.table import INVARIANTS
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Prefilled, Sent, Trace, TurnStarted, VersionChanged, WorldEnded
+from sim.trace import Trace
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=40, response_length=40, max_model_len=128)

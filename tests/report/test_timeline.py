@@ -18,10 +18,10 @@ from sim.case import (
     WeightUpdate,
 )
 from sim.clock import NS_PER_S
+from sim.events import Paused
 from sim.report.spans import Part, spans_of
 from sim.report.timeline import timeline
 from sim.sut.registry import load_sut
-from sim.trace import Paused
 from sim.world import run_world
 
 SEED = Case(

@@ -19,27 +19,23 @@ from sim.case import (
     Session,
     WeightUpdate,
 )
-from sim.invariants import Violation, judge
+from sim.invariants.judging import Findings
+from sim.invariants.violation import Violation
 from sim.report.spelled import schedule_line, spelled_fault, spelled_grant
-from sim.report.subject import Subject
 from sim.report.world import as_json, find_report, world_report
 from sim.search.campaign import Find
 from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut
+from sim.verdicts import Judged, judged
 from sim.world import run_world
 
 CORPUS = Path(__file__).parents[2] / "properties" / "corpus"
 
 
-def subject_of(case, sut):
-    trace = run_world(case, sut)
-    return Subject(case, sut.key, trace, judge(case, trace))
-
-
 def report(case, name="reference:deferred"):
-    return world_report(subject_of(case, load_sut(name)))
+    return world_report(judged(case, load_sut(name)))
 
 
 def test_the_overrun_of_verl_is_spelled_out():
@@ -128,14 +124,16 @@ def test_a_fault_that_did_not_fire_says_so():
 
 def test_a_find_that_does_not_show_itself_again_is_reported_as_it_was_seen():
     case = Case(Budget(4, 10, 64), (Session(4),))
-    text = find_report(subject_of(case, load_sut(CLEAN)), Find("D1", "two runs differ", case))
+    text = find_report(judged(case, load_sut(CLEAN)), Find("D1", "two runs differ", case), set())
     assert text.endswith("D1 violated: The same case gives the same digest.\n  two runs differ")
 
 
 def test_as_json_has_the_digest_and_the_attempts():
     case, sut = Case(Budget(4, 10, 64), (Session(4),)), load_sut(CLEAN)
     trace = run_world(case, sut)
-    data = as_json(Subject(case, sut.key, trace, [Violation("B1", "much", 0)]))
+    findings = Findings(events=len(trace.events), end=trace.end)
+    findings.add([Violation("B1", "much", 0)])
+    data = as_json(Judged(case, sut, trace, findings, (), 0))
     assert (data["digest"], data["events"]) == (trace.digest(), len(trace.events))
     assert data["attempts"][0]["grant_tokens"] == data["attempts"][0]["decoded_tokens"] == 10
     assert data["violations"] == [{"invariant": "B1", "message": "much", "session": 0}]
@@ -164,7 +162,7 @@ class RetryingClient(PinnedClient):
 
 def report_of(client, case):
     sut = Sut("mine", "mine", lambda context: client(context.config, context.balancer))
-    return world_report(subject_of(case, sut))
+    return world_report(judged(case, sut))
 
 
 ONE = Case(Budget(4, 10), (Session(4),))
@@ -185,7 +183,7 @@ def test_what_the_balancer_raised_is_not_put_on_the_client():
             raise RuntimeError("closed")
 
     sut = Sut("mine", "mine", lambda context: PinnedClient(context.config, context.make_balancer(Closed)))
-    text = world_report(Subject(ONE, sut.key, run_world(ONE, sut), []))
+    text = world_report(judged(ONE, sut))
     assert "the client's call was cut: error (RuntimeError: closed)" in text
     assert "your client raised" not in text
 
@@ -289,7 +287,7 @@ def test_one_origin_of_exceptions_is_told_once():
     failing = Sut("failing", "failing", lambda context: Failing(context.config, context.balancer))
     told = set()
     finds = [Find(number, "", Case(Budget(4, 10), (Session(2),))) for number in ("A9", "A1")]
-    first, second = (find_report(subject_of(find.case, failing), find, told) for find in finds)
+    first, second = (find_report(judged(find.case, failing), find, told) for find in finds)
     assert "raise KeyError(request_id)" in first
     assert "raise KeyError(request_id)" not in second
     assert second.startswith(

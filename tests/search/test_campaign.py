@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from sim.case import dumps
-from sim.invariants import INVARIANTS, judge, numbers_of
+from sim.invariants.judging import judge
+from sim.invariants.table import INVARIANTS, numbers_of
 from sim.search import campaign as campaign_module
 from sim.search import shrink as shrink_module
 from sim.search.campaign import Bounds, run_campaign

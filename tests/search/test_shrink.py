@@ -19,7 +19,7 @@ from sim.case import (
     WeightUpdate,
     explicit_limit,
 )
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.report.spelled import schedule_line
 from sim.search.shrink import MOST_RUNS, shrink_schedule, shrink_world
 from sim.sut.interface import Sut

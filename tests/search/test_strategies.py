@@ -16,7 +16,7 @@ from sim.case import (
     dumps,
     loads,
 )
-from sim.invariants import KINDS
+from sim.invariants.kinds import KINDS
 from sim.search.strategies import MOST_SESSIONS_IN_A_ROW, MOST_TOKENS, STRATEGIES, response_cases, routing_cases
 
 QUICK = settings(

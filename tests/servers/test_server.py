@@ -21,9 +21,10 @@ from sim.clock import VirtualLoop, to_ns
 from sim.engine import Engine, EngineConfig
 from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
+from sim.events import Admitted, Decoded, Ended, Granted, Parked, Paused, Prefilled, Resumed, VersionChanged
 from sim.servers.server import ADMISSION_WAIT_S, FakeRolloutServer, first_token, session_of
 from sim.tokens import LogProbs
-from sim.trace import Admitted, Decoded, Ended, Granted, Parked, Paused, Prefilled, Resumed, Trace, VersionChanged
+from sim.trace import Trace
 
 BUDGET = Budget(prompt_length=8, response_length=10, max_model_len=32)
 

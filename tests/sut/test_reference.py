@@ -17,12 +17,12 @@ from sim.case import (
     Turn,
     WeightUpdate,
 )
+from sim.events import Logged, Sent, TurnEnded
 from sim.sut.interface import Config
 from sim.sut.reference import routing
 from sim.sut.reference.client import DeferredClient, PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Logged, Sent, TurnEnded
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=64)

@@ -22,7 +22,7 @@ from sim.case import (
     Transport,
     Turn,
 )
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.sut import verl as adapter
 from sim.sut.registry import SutError, load_sut
 from sim.world import run_world

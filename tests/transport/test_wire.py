@@ -8,12 +8,13 @@ import pytest
 
 from sim.case import AtTime, Budget, Case, DelayReleases, Limit, Session, Transport
 from sim.clock import VirtualLoop, to_ns
+from sim.events import Acquired, Delivered, Discarded, Message, Sent, WorldEnded
 from sim.servers.server import TokenOutput
 from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace, WorldEnded
+from sim.trace import Trace
 from sim.transport.wire import BalancerHandle, Wire, copied
 from sim.world import run_world
 

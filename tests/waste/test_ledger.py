@@ -25,12 +25,12 @@ from sim.case import (
     WeightUpdate,
 )
 from sim.engine.timed import TimedEngine
+from sim.events import Decoded, Ended
 from sim.search.schedules import under_schedules
 from sim.search.strategies import response_cases, routing_cases
 from sim.sut.interface import Sut
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, builtin_names, load_sut
-from sim.trace import Decoded, Ended
 from sim.waste import ledger
 from sim.waste.ledger import FATES, LOSSES, Tally, pieces_of, tally, waste_of
 from sim.world import run_world

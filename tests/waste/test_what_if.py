@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from sim.case import AfterTokens, Budget, Case, EngineSettings, ServerSettings, Session, WeightUpdate
+from sim.events import FaultFired, Paused, VersionChanged
 from sim.sut.registry import load_sut
-from sim.trace import FaultFired, Paused, VersionChanged
 from sim.waste.ledger import mean_update_wait_s
 from sim.waste.lengths import Lengths
 from sim.waste.variants import parse

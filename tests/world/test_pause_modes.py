@@ -15,12 +15,12 @@ from sim.case import (
     Session,
     WeightUpdate,
 )
-from sim.invariants import judge
+from sim.events import Decoded, Ended, Paused, Prefilled, Resumed, Sent, VersionChanged
+from sim.invariants.judging import judge
 from sim.search.schedules import under_schedules
 from sim.servers.server import FakeRolloutServer
 from sim.sut.interface import Sut
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Decoded, Ended, Paused, Prefilled, Resumed, Sent, VersionChanged
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=40, response_length=40, max_model_len=128)

@@ -3,9 +3,9 @@
 import pytest
 
 from sim.case import AbortAll, AfterTokens, Budget, Case, CaseError, EngineSettings, ServerSettings, Session, Turn
-from sim.invariants import judge
+from sim.events import Prefilled
+from sim.invariants.judging import judge
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Prefilled
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=64, response_length=40, max_model_len=256)

@@ -45,11 +45,12 @@ from sim.dialects.grants import NoRoom, take_grant
 from sim.engine import Engine, EngineConfig
 from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
-from sim.invariants import INVARIANTS, judge
+from sim.events import Logged, Message, Prefilled, Sent, SessionEnded, TurnEnded, WorldEnded
+from sim.invariants.judging import judge
+from sim.invariants.table import INVARIANTS
 from sim.sut.interface import Sut, SutError
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Logged, Message, Prefilled, Sent, SessionEnded, TurnEnded, WorldEnded
 from sim.world import World, run_world
 from sim.world.world import REST, bounds_of
 
