@@ -15,7 +15,8 @@ import click
 from sim.cli import hunt_outcome
 from sim.cli.exits import FOUND, INTERRUPTED, guarded
 from sim.cli.options import DIALECT, Registered, Seconds, plugins
-from sim.cli.suts import DEMONSTRATION, load_suts, progress_bar
+from sim.cli.progress import progress_bar
+from sim.cli.suts import DEMONSTRATION, load_suts
 from sim.invariants.kinds import KINDS
 from sim.invariants.table import numbers_of
 from sim.search.campaign import Bounds, Campaign, run_campaign

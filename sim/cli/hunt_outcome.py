@@ -1,5 +1,6 @@
 """What a hunt found: kept in files, told, and as plain data."""
 
+import textwrap
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,6 @@ import click
 from sim import corpus
 from sim.case import to_builtins
 from sim.cli.exits import OUR_FAULT, UNUSABLE
-from sim.cli.suts import indented
 from sim.invariants.table import INVARIANTS
 from sim.report.world import find_report
 from sim.search.campaign import Campaign, Find
@@ -71,7 +71,7 @@ def told(outcomes: Sequence[Outcome], other: Sut | None, demonstration: bool) ->
             yield f"warning: {campaign.idle}"
         for find, run, path in finds:
             assert run is not None
-            yield "\n" + indented(find_report(run, find, places))
+            yield "\n" + textwrap.indent(find_report(run, find, places), "  ")
             yield "" if path is None else f"  kept as {path}\n"
     if demonstration:
         yield "The first client leaves the limit to the server; the second pins what is left of the budget."

@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ import click
 from sim import corpus
 from sim.cli.exits import FOUND, guarded, unusable
 from sim.cli.options import plugins
-from sim.cli.suts import indented, load_suts, suts_with_verdict
+from sim.cli.suts import load_suts, suts_with_verdict
 from sim.report.table import table
 from sim.sut.interface import Sut
 
@@ -117,7 +118,7 @@ def _tell(replays: Sequence[corpus.Replay]) -> None:
     for each in replays:
         if not each.passes:
             click.echo(f"\n{each.path} on {each.sut}:")
-            click.echo(indented("\n".join(each.messages) or "no invariant is violated"))
+            click.echo(textwrap.indent("\n".join(each.messages) or "no invariant is violated", "  "))
     good = sum(each.ok is True for each in replays)
     judged = sum(each.ok is not None for each in replays)
     fixed, new = (sum(each.mark == mark for each in replays) for mark in ("fixed", "NEW"))

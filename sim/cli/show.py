@@ -9,7 +9,8 @@ import click
 from sim import corpus
 from sim.cli.exits import INTERRUPTED, guarded, unusable
 from sim.cli.options import plugins
-from sim.cli.suts import progress_bar, suts_with_verdict
+from sim.cli.progress import progress_bar
+from sim.cli.suts import suts_with_verdict
 from sim.report.page import page
 from sim.report.timeline import timeline as laid_out
 from sim.report.world import as_json, world_report

@@ -1,10 +1,6 @@
-"""Which SUTs a command is about, and how far it has come."""
+"""Which SUTs a command is about."""
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-
-import click
+from collections.abc import Iterable
 
 from sim.corpus import Entry
 from sim.sut.interface import Sut
@@ -26,21 +22,3 @@ def suts_with_verdict(entry: Entry) -> list[Sut]:
         known = [key for key in entry.expected if "==" not in key]
     known.sort(key=lambda name: not entry.expected[name])
     return load_suts(known or DEMONSTRATION)
-
-
-@contextmanager
-def progress_bar(label: str, length: int) -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal, nothing in a pipe. What is yielded is told how much is done."""
-    hidden = not sys.stderr.isatty()
-    with click.progressbar(length=length, label=f"{label:<24}", file=sys.stderr, hidden=hidden) as bar:
-
-        def tick(done: float) -> None:
-            step = min(length, int(done)) - bar.pos
-            if step > 0:
-                bar.update(step)
-
-        yield tick
-
-
-def indented(text: str) -> str:
-    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())

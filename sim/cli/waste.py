@@ -4,9 +4,6 @@ is)."""
 import json
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import numpy as np
 
 from sim.case import CaseError
 from sim.cli.exits import INTERRUPTED, unusable
+from sim.cli.progress import progress_bar
 from sim.cli.waste_options import Given, options
 from sim.cli.waste_settings import Settings
 from sim.report import plots
@@ -123,7 +121,7 @@ def _compare_single(settings: Settings, prompt_tokens: int, every_tokens: int) -
 def _compare_load(settings: Settings) -> None:
     given, price = settings.given, settings.price
     load, intervals = settings.load(), settings.intervals()
-    with _progress() as tick:
+    with progress_bar("rows", len(settings.variants) * len(intervals)) as tick:
         comparison = what_if.compare(settings.conditions, load, settings.variants, intervals, tick)
     if given.csv is not None and comparison.rows:
         given.csv.write_text(comparison_csv(comparison, price), encoding="utf-8")
@@ -235,24 +233,3 @@ def _tell_meaning(settings: Settings, groups: list[report.Group], prompts: list[
     if settings.latency is not None and settings.price is not None:
         summed = ", summed over the replicas" if settings.conditions.replicas > 1 else ""
         click.echo(f"Engine time{summed}: {settings.latency.about}; {settings.price.batch} responses at once.")
-
-
-@contextmanager
-def _progress() -> Iterator[what_if.Progress]:
-    """A bar with the time that is left, on a terminal; nothing in a pipe."""
-    if not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    started = time.monotonic()
-
-    def tick(done: int, of: int) -> None:
-        left = ""
-        if done:
-            left = f", {report.spelled_time((time.monotonic() - started) * (of - done) / done)} left"
-        filled = 24 * done // of
-        click.echo(f"\r\x1b[K{'█' * filled}{'░' * (24 - filled)} {done} of {of}{left}", err=True, nl=False)
-
-    try:
-        yield tick
-    finally:
-        click.echo("\r\x1b[K", err=True, nl=False)

@@ -98,30 +98,27 @@ class Comparison:
     interrupted: bool = False
 
 
-Progress = Callable[[int, int], None]
-"""Called with the rows that are done and the rows in all."""
-
-
 def compare(
     conditions: Conditions,
     load: Lengths,
     variants: list[Variant],
     intervals: list[int | None],
-    progress: Progress = lambda *_: None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> Comparison:
-    """A row for each variant and interval (in token times). An interrupt ends it with the rows that it has."""
+    """A row for each variant and interval (in token times). An interrupt ends it with the rows that it has.
+
+    `progress` is called with the rows that are done.
+    """
     for interval in intervals:
         check_interval(conditions, interval)
     comparison = Comparison()
-    of = len(variants) * len(intervals)
     try:
         for interval in intervals:
             for variant in variants:
-                progress(len(comparison.rows), of)
                 row, sampled = compared(conditions, load, variant, interval)
                 comparison.rows.append(row)
                 comparison.sampled += sampled
-        progress(of, of)
+                progress(len(comparison.rows))
     except KeyboardInterrupt:
         comparison.interrupted = True
     return comparison
