@@ -100,8 +100,8 @@ class Judge:
         self._budgets = tuple([turn_budget_tokens(case, session) for session in range(len(case.sessions))])
         self._balancer_delay_ns = to_ns(case.transport.balancer_delay_s)
         self._ledger = Ledger(() if repeats else range(case.num_sessions))
-        self._leaving: set[int] = set()
-        """Sessions that have ended; something of theirs may still be under way."""
+        self._leaving: dict[int, None] = {}
+        """Sessions that have ended, in their order; something of theirs may still be under way."""
         self._watch = RoutingWatch(case)
         self._roles: Mapping[str, Role] = {}
         self._warnings: dict[tuple[str, str], Logged] = {}
@@ -131,7 +131,7 @@ class Judge:
         self._watch.handle(event, self._roles.get(event.kind))
 
     def _session_ended(self, event: SessionEnded) -> None:
-        self._leaving.add(event.session)
+        self._leaving[event.session] = None
 
     def _version_changed(self, event: VersionChanged) -> None:
         if event.stale_requests:
@@ -187,9 +187,9 @@ class Judge:
         """Takes out of the books the sessions that nothing more will come of. What they sent to the balancer before
         they ended has reached it when its delay has passed; the trace has only what has."""
         ended_before_ns = now_ns - self._balancer_delay_ns
-        gone = [session for session in sorted(self._leaving) if self._is_gone(session, ended_before_ns)]
-        self._leaving.difference_update(gone)
+        gone = [session for session in self._leaving if self._is_gone(session, ended_before_ns)]
         for session in gone:
+            del self._leaving[session]
             self._watch.truth.forget(session)
         return self._ledger.let_go(gone)
 

@@ -69,7 +69,7 @@ def check_spread(evidence: Evidence) -> list[Violation]:
         deviation = math.sqrt(sum(times / equals * (1 - 1 / equals) for equals, times in offered.items()))
         if abs(chosen - expected) <= 1 + 2 * deviation:
             continue  # nowhere near the threshold
-        chance = _chance(offered, chosen, expected)
+        chance = chance_of(offered, chosen, exact=offered.total() <= _MOST_EXACT_CHOICES)
         if chance < threshold:
             how = "never" if chosen == 0 else f"{chosen} times"
             return [
@@ -83,13 +83,16 @@ def check_spread(evidence: Evidence) -> list[Violation]:
     return []
 
 
-def _chance(offered: Counter[int], chosen: int, expected: float) -> float:
-    """The smaller of P(X ≤ chosen) and P(X ≥ chosen) under even ties; of many choices, an upper bound of it."""
-    total = offered.total()
-    if total <= _MOST_EXACT_CHOICES:
+def chance_of(offered: Counter[int], chosen: int, *, exact: bool) -> float:
+    """The smaller of P(X ≤ chosen) and P(X ≥ chosen) under even ties, or an upper bound of it that costs nothing.
+
+    `offered`: how often a replica was among how many equals.
+    """
+    if exact:
         return min(_tails([1 / equals for equals in offered.elements()], chosen))
     # Hoeffding 1963, theorem 1, for independent draws of any chances with this mean.
-    share, mean = chosen / total, expected / total
+    total = offered.total()
+    share, mean = chosen / total, sum(times / equals for equals, times in offered.items()) / total
     divergence = sum(p * math.log(p / q) for p, q in ((share, mean), (1 - share, 1 - mean)) if p)
     return math.exp(-total * divergence)
 

@@ -412,7 +412,7 @@ def test_junk_that_a_client_puts_where_numbers_are_due_crashes_nothing(client):
 
 
 def test_a_fault_of_the_harness_is_3_with_its_case_kept(monkeypatch, tmp_path):
-    def broken(case, trace):
+    def broken(evidence):
         raise ZeroDivisionError("an invariant fell over")
 
     monkeypatch.setitem(INVARIANTS, "A1", INVARIANTS["A1"].__class__("A1", "lifecycle", "Broken.", broken))
@@ -425,7 +425,7 @@ def test_a_fault_of_the_harness_is_3_with_its_case_kept(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("verb", ["replay", "show"])
 def test_a_fault_of_the_harness_in_one_case_is_3_too(monkeypatch, verb):
-    def broken(case, trace):
+    def broken(evidence):
         raise ZeroDivisionError("an invariant fell over")
 
     monkeypatch.setitem(INVARIANTS, "A1", INVARIANTS["A1"].__class__("A1", "lifecycle", "Broken.", broken))
