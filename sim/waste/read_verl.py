@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -13,7 +13,7 @@ from sim.preflight import read_yaml, scan, verl
 from sim.preflight.launch import Launch, PreflightError
 from sim.waste.what_if import WhatIfError
 
-_DIALECTS = get_args(Dialect)
+_DIALECTS = ("vllm", "sglang", "trtllm")
 _GPU_SECTIONS = ("actor_rollout_ref.rollout", "rollout", "trainer")
 _GPU_PATHS = tuple(f"{section}.{name}" for section in _GPU_SECTIONS for name in ("n_gpus_per_node", "nnodes"))
 _GPU_OVERRIDE = re.compile(
