@@ -57,6 +57,13 @@ def spans_of(case: Case, trace: Trace) -> list[Span]:
     return spans
 
 
+def take_lane(lanes: list[int], start_ns: int, end_ns: int) -> int:
+    """The first lane that is free at `start_ns`, taken until `end_ns`. `lanes`: until when each is taken."""
+    lane = next((number for number, free_ns in enumerate(lanes) if free_ns <= start_ns), len(lanes))
+    lanes[lane : lane + 1] = [end_ns]
+    return lane
+
+
 def _parts(pieces: list[Piece], bursts: list[Decoded], start_ns: int, resumed_ns: Sequence[int]) -> Iterator[Part]:
     """Neighbouring pieces of one fate are one part, unless the replica was paused between them."""
     begun_ns = []

@@ -102,10 +102,15 @@ def known_violations(corpus: Path, sut_key: str) -> set[str]:
 
 def assert_only_known(campaign: "Campaign", known: Iterable[str]) -> None:
     """Fails with the explained world for each find whose invariant is not among the known ones."""
-    from sim.report.explain import find_report
+    from sim.report.world import find_report
+    from sim.verdicts import judged
 
     allowed = set(known)
     told: set[str] = set()
-    reports = [find_report(campaign.sut, find, told) for find in campaign.finds if find.invariant not in allowed]
+    reports = [
+        find_report(judged(find.case, campaign.sut), find, told)
+        for find in campaign.finds
+        if find.invariant not in allowed
+    ]
     if reports:
         pytest.fail("\n\n".join(reports), pytrace=False)

@@ -5,7 +5,7 @@ names them in their precedence: a token that is two things is the one that comes
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -55,8 +55,9 @@ def tally(position: int, tokens: int) -> Tally:
     return Tally(tokens, tokens * position + tokens * (tokens - 1) // 2)
 
 
-def added(first: Tally, second: Tally) -> Tally:
-    return Tally(first.tokens + second.tokens, first.kv_tokens + second.kv_tokens)
+def total(*tallies: Tally) -> Tally:
+    """Of several kinds together."""
+    return Tally(sum(each.tokens for each in tallies), sum(each.kv_tokens for each in tallies))
 
 
 @dataclass(slots=True)
@@ -83,17 +84,11 @@ class Waste:
 
     @property
     def decoded(self) -> Tally:
-        total = Tally()
-        for one in self.fates.values():
-            total = added(total, one)
-        return total
+        return total(*self.fates.values())
 
     @property
     def wasted(self) -> Tally:
-        total = Tally()
-        for loss in LOSSES:
-            total = added(total, self.fates[loss])
-        return total
+        return total(*(self.fates[loss] for loss in LOSSES))
 
     @property
     def again_tokens(self) -> int:
@@ -111,18 +106,7 @@ class Waste:
         return self.wasted.tokens / decoded if decoded else 0.0
 
     def count(self, fate: str, some: Tally) -> None:
-        self.fates[fate] = added(self.fates[fate], some)
-
-    def add(self, other: "Waste") -> None:
-        """Takes over the sums of other responses."""
-        for name in COUNTS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for fate, some in other.fates.items():
-            self.count(fate, some)
-
-
-COUNTS = tuple(each.name for each in fields(Waste) if each.name != "fates")
-"""The sums of a `Waste` that are plain counts."""
+        self.fates[fate] = total(self.fates[fate], some)
 
 
 class Piece(NamedTuple):
