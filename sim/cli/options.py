@@ -1,17 +1,16 @@
 """What options of several commands have in common: seconds, names that plugins may add to, and the plugins."""
 
-import importlib
 import math
 import re
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Any
 
 import click
 
 from sim.cli.exits import unusable
+from sim.registry import RegistrationError, load_plugin
 
 # Seconds
 
@@ -53,14 +52,12 @@ class Seconds(click.FloatRange):
 
 
 def _import(_ctx: click.Context, _param: click.Parameter, modules: tuple[str, ...]) -> None:
-    if modules:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: a module here need not be installed
     for module in modules:
         try:
             with redirect_stdout(sys.stderr):
-                importlib.import_module(module)
-        except (Exception, SystemExit) as error:  # whatever the module's own code raises
-            unusable(f"--plugin {module}: cannot be imported: {type(error).__name__}: {error}")
+                load_plugin(module)
+        except RegistrationError as error:
+            unusable(f"--{error}")
 
 
 plugins = click.option(

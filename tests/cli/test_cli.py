@@ -17,7 +17,6 @@ from sim.cli.main import main
 from sim.clock import watchdog
 from sim.invariants.table import INVARIANTS
 from sim.search import campaign as campaign_module
-from sim.sut.planted import PLANTED
 from sim.sut.registry import CLEAN, builtin_names
 
 ROOT = Path(__file__).parents[2]
@@ -305,7 +304,7 @@ IDLE = {
         "no call of the client ended well",
     ),
     "it says nothing": (
-        "from sim.servers.server import TokenOutput\nreturn TokenOutput([], [], 'stop')",
+        "from sim.sut.verl.servers import TokenOutput\nreturn TokenOutput([], [], 'stop')",
         "return Client(context.config, context.balancer)",
         0,
         "no token was decoded: the client was hardly tested",
@@ -547,16 +546,17 @@ def test_a_plugin_is_imported_first_and_what_it_prints_is_not_in_the_json(verb, 
     name = f"plugin_of_{verb}"
     (tmp_path / f"{name}.py").write_text(
         "print('hello')\n"
-        "from sim.sut import registry\nregistry.PLANTED['from-a-plugin'] = registry.PLANTED['deferred']\n"
+        "import dataclasses\n"
+        "from sim.sut.frameworks import register_framework\n"
+        "from sim.sut.reference.adapter import REFERENCE\n"
+        "load = lambda _: REFERENCE.load('reference:deferred')\n"
+        f"register_framework(dataclasses.replace(REFERENCE, name='{name}', suts=('{name}',), load=load))\n"
     )
-    try:
-        code, out, err = rollcage(verb, *VERBS[verb], "--json", "--plugin", name)
-        assert code == 0
-        json.loads(out)
-        assert err == "hello\n"
-        assert rollcage("show", OVERRUN, "--sut", "reference:from-a-plugin")[0] == 0
-    finally:
-        PLANTED.pop("from-a-plugin", None)
+    code, out, err = rollcage(verb, *VERBS[verb], "--json", "--plugin", name)
+    assert code == 0
+    json.loads(out)
+    assert err == "hello\n"
+    assert rollcage("show", OVERRUN, "--sut", name)[0] == 0
 
 
 @pytest.mark.parametrize("verb", VERBS)
