@@ -4,9 +4,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sim.faults import AbortAll, AbortRequest, AddReplica, AfterSent, AfterTokens, CancelClient, ClearSticky, Fault, RemoveReplica, WeightUpdate
 from sim.case import Budget, Case, ClientView, Limit, ServerSettings, Session, Turn
 from sim.corpus import files, read
+from sim.faults import (
+    AbortAll,
+    AbortRequest,
+    AddReplica,
+    AfterSent,
+    AfterTokens,
+    CancelClient,
+    ClearSticky,
+    Fault,
+    RemoveReplica,
+    WeightUpdate,
+)
 
 CORPUS = Path(__file__).parent.parent / "properties" / "corpus"
 

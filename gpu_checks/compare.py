@@ -3,21 +3,23 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpu_checks.points import Answer, RequestKey
+from gpu_checks.points import AnswerFigures, RequestKey
 from sim.case import Case
-from sim.invariants import judge
-from sim.trace import Attempt, FaultFired, Trace, TurnRecord
+from sim.events import FaultFired
+from sim.invariants.judging import judge
+from sim.ledger import Attempt, TurnRecord
+from sim.trace import Trace
 
 Figures = dict[str, Any]
 """By a readable path, in the order in which a person would look at them."""
 
 
-def figures(case: Case, trace: Trace, answers: Mapping[RequestKey, Answer]) -> Figures:
+def figures(case: Case, trace: Trace, answers: Mapping[RequestKey, AnswerFigures]) -> Figures:
     """Grants, attempts, totals, reasons, version tags, routes, faults and verdicts; no times and no tokens."""
     return dict(_figures(case, trace, answers))
 
 
-def _figures(case: Case, trace: Trace, answers: Mapping[RequestKey, Answer]) -> Iterator[tuple[str, Any]]:
+def _figures(case: Case, trace: Trace, answers: Mapping[RequestKey, AnswerFigures]) -> Iterator[tuple[str, Any]]:
     for index, session in trace.ledger.sessions.items():
         for turn in session.turns:
             where = f"session {index} turn {turn.started.turn}"
@@ -38,7 +40,7 @@ def _figures(case: Case, trace: Trace, answers: Mapping[RequestKey, Answer]) -> 
     yield "verdicts", verdicts(case, trace)
 
 
-def _of_attempt(where: str, attempt: Attempt, answers: Mapping[RequestKey, Answer]) -> Iterator[tuple[str, Any]]:
+def _of_attempt(where: str, attempt: Attempt, answers: Mapping[RequestKey, AnswerFigures]) -> Iterator[tuple[str, Any]]:
     sent, grant = attempt.sent, attempt.grant
     yield f"{where}: replica", sent.replica
     yield f"{where}: prompt tokens", sent.prompt_tokens

@@ -23,14 +23,14 @@ from gpu_checks.engines import (
     tiny_model,
 )
 from gpu_checks.real_world import DEFAULT_SPEED
-from gpu_checks.replay import Replay, summary, table
+from gpu_checks.replay import RealReplay, summary, table
 from gpu_checks.schedules import Load, Schedule, real_core, schedule_of
 from gpu_checks.session import VllmUnusable, engine_session
 from sim.schema import CaseError
 
 HERE = Path(__file__).parent
 
-REPLAYS: pytest.StashKey[list[Replay]] = pytest.StashKey()
+REPLAYS: pytest.StashKey[list[RealReplay]] = pytest.StashKey()
 FINDINGS: pytest.StashKey[list[str]] = pytest.StashKey()
 PLATFORM: pytest.StashKey[Platform] = pytest.StashKey()
 
@@ -129,7 +129,7 @@ def schedules() -> Iterator[Callable[[Load], Schedule]]:
 
 
 @pytest.fixture(scope="session")
-def replays(pytestconfig: pytest.Config) -> list[Replay]:
+def replays(pytestconfig: pytest.Config) -> list[RealReplay]:
     """Where the replays of this session are gathered."""
     return pytestconfig.stash.setdefault(REPLAYS, [])
 

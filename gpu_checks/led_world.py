@@ -5,26 +5,28 @@ taken from the observation, and how far an aborted request had come.
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import msgspec
 
-from gpu_checks.points import Answer, Leader, Points, RequestKey, key_of, note_answer
+from gpu_checks.points import AnswerFigures, Leader, Points, RequestKey, key_of, note_answer
 from gpu_checks.real_world import SeededChoices, message_point
 from sim.case import Case, Schedule
+from sim.clock import Order
 from sim.engine import Engine, EngineConfig
 from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
-from sim.faults import Stage, Triggers
 from sim.servers.decode_engine import Burst, DecodeEngine, Left, Moment, Stale
-from sim.servers.server import FakeRolloutServer
-from sim.servers.port import Model
+from sim.servers.port import Instead, MakeServer, RolloutServer, ServerParts
 from sim.sut.interface import Sut
 from sim.trace import Trace
-from sim.transport.wire import Wire
+from sim.transport.wire import TurnInProgress, Wire
 from sim.world import World
+from sim.world.bounds import WorldBounds
+from sim.world.ports import Ports, virtual_loop
 
 _FAR_NS = 2**40
 """Longer than any response takes at a nanosecond a token."""
@@ -36,16 +38,18 @@ _ROOM_TOKENS = 2**24
 class HoldingEngine:
     """A fake engine that is always done already, and shows of each request only what the observation allows.
 
+    `admitted` is called with each request before it is added, and may say of it what is held back.
     Of a request that was aborted, the tokens that it had; of any other, all, and its end once that is due. Where the
     engine ends a request short of that, it ends at once: the difference is what the check is for.
     """
 
-    def __init__(self, engine: DecodeEngine) -> None:
+    def __init__(self, engine: DecodeEngine, admitted: Callable[[int], None] = lambda _: None) -> None:
         self.held_tokens: dict[int, int] = {}
         """Requests that are going to be aborted: the tokens they come to."""
         self.awaiting_end: set[int] = set()
         """Requests whose end is not due yet."""
         self._engine = engine
+        self._admitted = admitted
         self._now_ns = 0
         """The engine's own time: it has always done all that it can."""
         self._decoded: dict[int, int] = {}
@@ -62,6 +66,7 @@ class HoldingEngine:
         output_base: int | None = None,
     ) -> None:
         del now_ns
+        self._admitted(request)
         self._engine.add(self._now_ns, request, prompt_ids, max_tokens, stop_after, output_base)
         self._decoded[request] = self._shown[request] = 0
         self._run_engine()
@@ -152,116 +157,113 @@ def _settle(late: "asyncio.Future[Any]", done: "asyncio.Future[Any]") -> None:
         late.set_result(done.result())
 
 
-def led(server_class: type[FakeRolloutServer]) -> type[FakeRolloutServer]:
-    """The class of a fake server whose doings wait for their points."""
-
-    class LedServer(server_class):  # type: ignore[misc, valid-type]
-        leader: Leader
-        points: Points
-        holding: HoldingEngine
-        own_trace: Trace
-        answers: dict[RequestKey, Answer]
-
-        def generate(self, request: int, *args: Any, **kwargs: Any) -> Any:
-            key = key_of(self.own_trace, request)
-            late = self._loop.create_future()
-            late.add_done_callback(partial(note_answer, self.answers, key))
-            call = partial(super().generate, request, *args, **kwargs)
-            self.leader.when(partial(_feed, late, call), "arrived", *key)
-            return late
-
-        def _admit(self, request: Any) -> None:
-            number, key = request.number, key_of(self.own_trace, request.number)
-            if key in self.points.held_tokens:
-                self.holding.held_tokens[number] = self.points.held_tokens[key]
-            elif self.leader.expects("ended", *key):
-                self.holding.awaiting_end.add(number)
-                self.leader.when(partial(self._let_end, number), "ended", *key)
-            super()._admit(request)
-
-        def _let_end(self, number: int) -> None:
-            self.holding.awaiting_end.discard(number)
-            self._take(self._engine.flush(self._loop.now_ns))
-            self._set_timer()
-
-        async def abort_all_requests(self, *args: Any, **kwargs: Any) -> Any:
-            if self.settings.submission_gate:
-                await self.leader.turn("closed", self.replica)
-            return await super().abort_all_requests(*args, **kwargs)
-
-        async def _wait_for_admissions(self) -> None:
-            await super()._wait_for_admissions()
-            await self.leader.turn("cut", self.replica)
-
-        async def resume_generation(self) -> None:
-            await self.leader.turn("resumed", self.replica)
-            await super().resume_generation()
-
-        async def abort_request(self, *args: Any, **kwargs: Any) -> Any:
-            await self.leader.turn("named", self.replica)
-            return await super().abort_request(*args, **kwargs)
-
-        async def set_global_steps(self, global_steps: int) -> None:
-            await self.leader.turn("version", self.replica)
-            await super().set_global_steps(global_steps)
-
-    return LedServer
+ROOMY = EngineConfig(
+    num_gpu_blocks=_ROOM_TOKENS,
+    block_size=16,
+    max_num_seqs=1024,
+    max_num_batched_tokens=8192,
+    max_model_len=_ROOM_TOKENS,
+)
 
 
-class _LedWire(Wire):
-    """Messages reach the balancer in the observed order."""
-
-    leader: Leader
-    choices: SeededChoices
-
-    def _deliver_message(self, handle: Any, name: str, *rest: Any) -> None:
-        deliver = super()._deliver_message
-        self.leader.when(lambda: self.choices.run(deliver, handle, name, *rest), *message_point(name, rest))
+def roomy_engine() -> DecodeEngine:
+    """The fake engine, in which nothing but its limit ends a request."""
+    return TimedEngine(Engine(ROOMY), Constant(1))
 
 
-class LedWorld(World):
-    """One simulated run of a Case through observed points. `leader.missed`: where it left them."""
+class LedWorld:
+    """One simulated run of a Case through observed points. `leader.missed`: where it left them.
 
-    engine_class = TimedEngine
+    `make_engine`: the fake engine under the holds.
+    """
 
-    def __init__(self, case: Case, sut: Sut, points: Points) -> None:
+    def __init__(
+        self, case: Case, sut: Sut, points: Points, make_engine: Callable[[], DecodeEngine] = roomy_engine
+    ) -> None:
+        self.answers: dict[RequestKey, AnswerFigures] = {}
         self._points = points
-        self.answers: dict[RequestKey, Answer] = {}
+        self._make_engine = make_engine
+        self._choices = SeededChoices(case.seed)
         # Times are the observed ones, and nothing but the points decides what comes first.
         settings = msgspec.structs.replace(case.server, admission_s=0.0, prefill_s=0.0)
-        super().__init__(msgspec.structs.replace(case, server=settings, schedule=Schedule()), sut)
-        self.leader = Leader(points, self._loop)
-        if points.order:
-            assert self._loop.until_ns is not None
-            self._loop.until_ns += points.order[-1].t_ns
-
-    def make_engine(self) -> DecodeEngine:
-        """The fake engine under the holds."""
-        config = EngineConfig(
-            num_gpu_blocks=_ROOM_TOKENS,
-            block_size=16,
-            max_num_seqs=1024,
-            max_num_batched_tokens=8192,
-            max_model_len=_ROOM_TOKENS,
+        case = msgspec.structs.replace(case, server=settings, schedule=Schedule())
+        ports = Ports(
+            make_loop=self._make_loop,
+            make_network=partial(Wire, deliver=self._deliver),
+            make_server=self._make_server,
+            fault_is_due=partial(self._turn, "fired"),
         )
-        return self.engine_class(Engine(config), Constant(1))
+        self._world = World(case, sut, ports=ports)
+        self.leader = Leader(points, self._world.loop)
 
-    def _make_wire(self, triggers: Triggers) -> Wire:
-        wire = _LedWire(self.case.transport, self._loop, self.trace, triggers)
-        wire.leader = self.leader
-        wire.choices = SeededChoices(self.case.seed)
-        return wire
+    def run(self) -> Trace:
+        return self._world.run()
 
-    def _make_server(self, replica: int, model: Model, triggers: Triggers) -> FakeRolloutServer:
-        holding = HoldingEngine(self.make_engine())
-        server: Any = led(self.sut.server_class)(
-            replica, self.case.server, self.case.budget, holding, self._loop, self.trace, model, triggers
+    def _make_loop(self, case: Case, order: Order, bounds: WorldBounds) -> Any:
+        loop = virtual_loop(case, order, bounds)
+        if self._points.order:
+            assert loop.until_ns is not None
+            loop.until_ns += self._points.order[-1].t_ns
+        return loop
+
+    async def _turn(self, kind: str, which: int) -> None:
+        await self.leader.turn(kind, which)
+
+    def _deliver(self, name: str, turn: TurnInProgress | None, handle_it: Callable[[], None]) -> None:
+        """Messages reach the balancer in the observed order."""
+        self.leader.when(lambda: self._choices.run(handle_it), *message_point(name, turn))
+
+    def _make_server(self, own: MakeServer, parts: ServerParts) -> RolloutServer:
+        """A fake server whose doings wait for their points."""
+        trace, leader, replica = self._world.trace, self.leader, parts.replica
+
+        def admitted(number: int) -> None:
+            key = key_of(trace, number)
+            if key in self._points.held_tokens:
+                holding.held_tokens[number] = self._points.held_tokens[key]
+            elif leader.expects("ended", *key):
+                holding.awaiting_end.add(number)
+                leader.when(partial(let_end, number), "ended", *key)
+
+        def let_end(number: int) -> None:
+            holding.awaiting_end.discard(number)
+            server.book()
+
+        holding = HoldingEngine(self._make_engine(), admitted)
+        gate: Any = Instead(parts.gate, settled=partial(self._turn, "cut", replica))
+        server = own(dataclasses.replace(parts, engine=holding, gate=gate))
+
+        def generate(request: int, *args: Any, **kwargs: Any) -> "asyncio.Future[Any]":
+            key = key_of(trace, request)
+            late: asyncio.Future[Any] = parts.clock.create_future()
+            late.add_done_callback(partial(note_answer, self.answers, key))
+            call = partial(server.generate, request, *args, **kwargs)
+            leader.when(partial(_feed, late, call), "arrived", *key)
+            return late
+
+        async def abort_all(**how: bool) -> list[str]:
+            if parts.settings.has_gate:
+                await leader.turn("closed", replica)
+            return await server.abort_all(**how)
+
+        async def resume() -> None:
+            await leader.turn("resumed", replica)
+            await server.resume()
+
+        async def abort_request(request_id: str, **how: bool) -> bool:
+            await leader.turn("named", replica)
+            return await server.abort_request(request_id, **how)
+
+        async def set_weight_version(version: int) -> None:
+            await leader.turn("version", replica)
+            await server.set_weight_version(version)
+
+        led: Any = Instead(
+            server,
+            generate=generate,
+            abort_all=abort_all,
+            resume=resume,
+            abort_request=abort_request,
+            set_weight_version=set_weight_version,
         )
-        server.leader, server.points, server.holding = self.leader, self._points, holding
-        server.own_trace, server.answers = self.trace, self.answers
-        return server  # type: ignore[no-any-return]
-
-    async def _run_fault(self, stage: Stage, index: int, fault: Any, acting: "list[asyncio.Task[None]]") -> None:
-        await stage.triggers.wait(fault.at)
-        await self.leader.turn("fired", index)
-        await super()._run_fault(stage, index, fault, acting)
+        return led  # type: ignore[no-any-return]

@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sim.clock import VirtualLoop
-from sim.trace import Sent, Trace
+from sim.events import Sent
+from sim.trace import Trace
 
 RequestKey = tuple[int, int, int]
 """A request by (session, turn, attempt): numbers in the order sent may differ between two runs."""
 
 
 class Name(NamedTuple):
-    """A point's name: what, of whom, and the how-manieth time (from 0)."""
+    """A point's name: what, of whom, and which of those that are called alike, from 0."""
 
     kind: str
     where: tuple[Hashable, ...]
@@ -37,7 +38,7 @@ class Point(NamedTuple):
     t_ns: int
 
 
-class Answer(NamedTuple):
+class AnswerFigures(NamedTuple):
     """What a server's generate returned, but for the tokens themselves; or the type of what it raised."""
 
     stop_reason: str | None
@@ -47,18 +48,18 @@ class Answer(NamedTuple):
     error: str | None = None
 
 
-def note_answer(answers: dict[RequestKey, Answer], key: RequestKey, done: "asyncio.Future[Any]") -> None:
+def note_answer(answers: dict[RequestKey, AnswerFigures], key: RequestKey, done: "asyncio.Future[Any]") -> None:
     """Takes down how a server's generate came out."""
     if done.cancelled():
         return
     error = done.exception()
     if error is not None:
-        answers[key] = Answer(None, 0, None, None, type(error).__name__)
+        answers[key] = AnswerFigures(None, 0, None, None, type(error).__name__)
         return
-    output = done.result()
+    output = done.result().output
     log_probs = None if output.log_probs is None else len(output.log_probs)
     version = output.extra_fields.get("global_steps")
-    answers[key] = Answer(output.stop_reason, len(output.token_ids), log_probs, version)
+    answers[key] = AnswerFigures(output.stop_reason, len(output.token_ids), log_probs, version)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""RealRolloutServer: vLLM's AsyncLLM behind the interface that FakeRolloutServer has.
+"""RealRolloutServer: vLLM's AsyncLLM behind the methods of `sim.servers.port.RolloutServer`.
 
 Clients, balancers, agent loops, faults and invariants run on it unchanged, in real time. What the fake derives from its
 own rules comes from vLLM here: how many tokens a request gets, how it ends, what an abort leaves, what a pause does.
@@ -8,20 +8,20 @@ would agree with it whatever it said. `test_verl_server.py` holds both against v
 """
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from gpu_checks.extra_args import SLOW_AT
-from gpu_checks.points import Answer, Recorder, RequestKey, key_of, note_answer
+from gpu_checks.points import AnswerFigures, Recorder, RequestKey, key_of, note_answer
+from sim.case import Budget, Case
+from sim.dialects import Outcome
+from sim.events import Admitted, Decoded, Ended, Granted, Parked, Paused, Resumed, VersionChanged
 from sim.faults import AfterSent, AfterTokens
-from sim.case import Budget, Case, ServerSettings
-from sim.faults import Triggers
-from sim.servers.port import Model
-from sim.sut.verl.servers import TokenOutput
+from sim.servers.port import Answer, ServerParts
 from sim.tokens import first_token, session_of
-from sim.trace import Admitted, Decoded, Ended, Granted, Outcome, Parked, Paused, Resumed, Trace, VersionChanged
+from sim.trace import Trace
 
 ADMISSION_POLL_S = 0.01
 """How often a closed gate looks whether what had passed it is in the engine by now."""
@@ -34,6 +34,9 @@ SLOW_STEPS = 3
 
 STOP_REASONS: dict[Any, str | None] = {"stop": "completed", "length": "completed", "abort": "aborted"}
 """verl's name for vLLM's finish_reason."""
+
+NO_ENGINE: Any = None
+"""In the place of a simulated engine."""
 
 
 class Vocabulary:
@@ -49,7 +52,7 @@ class Vocabulary:
         self._spread = size - 4
         self._written: dict[int, int] = {}
 
-    def real(self, token_ids: list[int]) -> list[int]:
+    def real(self, token_ids: Sequence[int]) -> list[int]:
         # The lowest ids are special in many models.
         return [self._written.get(token, 3 + token % self._spread) for token in token_ids]
 
@@ -97,29 +100,26 @@ class RealRolloutServer:
 
     def __init__(
         self,
-        replica: int,
-        settings: ServerSettings,
-        budget: Budget,
+        parts: ServerParts,
         engine: Any,
-        loop: Any,
         trace: Trace,
-        model: Model,
-        watcher: Triggers,
         case: Case,
         recorder: Recorder,
         vocabulary: Vocabulary,
-        answers: dict[RequestKey, Answer],
+        answers: dict[RequestKey, AnswerFigures],
     ) -> None:
-        self.replica = replica
-        self.settings = settings
-        self.budget = budget
+        self.replica = parts.replica
         self.version = 0
-        self.answers = answers
+        self.stuck: str | None = None
+        self._has_gate = parts.settings.has_gate
+        self._budget = parts.budget
+        self._answers = answers
         self._engine = engine
-        self._loop = loop
+        self._loop: Any = parts.clock
         self._trace = trace
-        self._model = model
-        self._watcher = watcher
+        self._model = parts.model
+        self._watcher = parts.watcher
+        self._make_output = parts.make_output
         self._recorder = recorder
         self._vocabulary = vocabulary
         whens = [fault.at for fault in case.faults]
@@ -142,22 +142,21 @@ class RealRolloutServer:
     def generate(
         self,
         request: int,
-        prompt_ids: list[int],
+        prompt_ids: Sequence[int],
         sampling_params: dict[str, Any],
         request_id: str,
-        **_multimodal: Any,
-    ) -> "asyncio.Future[TokenOutput]":
+    ) -> "asyncio.Future[Answer]":
         """Generates up to its grant. What vLLM raises goes to the caller."""
         key = key_of(self._trace, request)
         call = self._generate(key, request, prompt_ids, sampling_params, request_id)
-        answer: asyncio.Task[TokenOutput] = self._loop.create_task(call)
-        answer.add_done_callback(partial(note_answer, self.answers, key))
+        answer: asyncio.Task[Answer] = self._loop.create_task(call)
+        answer.add_done_callback(partial(note_answer, self._answers, key))
         return answer
 
     async def _generate(
-        self, key: RequestKey, request: int, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str
-    ) -> TokenOutput:
-        if not self.settings.submission_gate:
+        self, key: RequestKey, request: int, prompt_ids: Sequence[int], sampling_params: dict[str, Any], request_id: str
+    ) -> Answer:
+        if not self._has_gate:
             # An arrival in the middle of a pause would be before or after it by chance: it waits, and is after it.
             async with self._pausing:
                 self._note("arrived", *key)
@@ -165,7 +164,7 @@ class RealRolloutServer:
             self._note("arrived", *key)
         session = session_of(prompt_ids[0])
         try:
-            grant = settle_grant(self.budget, len(prompt_ids), sampling_params)
+            grant = settle_grant(self._budget, len(prompt_ids), sampling_params)
             wants_log_probs = sampling_params.pop("logprobs", False) not in (False, None)
             params = self._vllm_params(session, len(prompt_ids), grant.tokens, wants_log_probs, sampling_params)
         except Exception as error:
@@ -174,7 +173,7 @@ class RealRolloutServer:
         self._trace.add(
             Granted(self._loop.now_ns, request, grant.tokens, grant.rule, grant.wanted_tokens, grant.room_tokens)
         )
-        if self.settings.submission_gate and not await self._pass_gate(request):
+        if self._has_gate and not await self._pass_gate(request):
             self._end(request, "refused", 0)
             return self._output("aborted", [], [] if wants_log_probs else None)
         live = _Live(request, request_id, key, session, len(prompt_ids), self._loop.create_future())
@@ -281,20 +280,20 @@ class RealRolloutServer:
     def _end(self, request: int, outcome: Outcome, tokens: int, error: str | None = None) -> None:
         self._trace.add(Ended(self._loop.now_ns, request, outcome, tokens, error))
 
-    def _output(self, stop_reason: str | None, token_ids: list[int], log_probs: list[float] | None) -> TokenOutput:
-        return TokenOutput(token_ids, log_probs, stop_reason, extra_fields={"global_steps": self.version})
+    def _output(self, stop_reason: str | None, token_ids: list[int], log_probs: list[float] | None) -> Answer:
+        return Answer(len(token_ids), self._make_output(token_ids, log_probs, stop_reason, self.version))
 
     # What trainers call
 
-    async def abort_all_requests(self, reset_prefix_cache: bool = True, reject_request: bool = False) -> dict[str, Any]:
-        """Closes the gate, ends every request with what it has, and pauses the engine until `resume_generation`."""
-        if self.settings.submission_gate:
+    async def abort_all(self, *, reset_prefix_cache: bool = True, reject: bool = False) -> list[str]:
+        """Closes the gate, ends every request with what it has, and pauses the engine until `resume`."""
+        if self._has_gate:
             self._gate_closed = True
-            self._rejecting = reject_request
+            self._rejecting = reject
             self._gate_opened.clear()
             self._note("closed", self.replica)
         async with self._pausing:
-            while self.settings.submission_gate and self._admitting:
+            while self._has_gate and self._admitting:
                 await asyncio.sleep(ADMISSION_POLL_S)
             live = list(self._live.values())
             self._cut_pending = True
@@ -302,7 +301,11 @@ class RealRolloutServer:
             await self._ended(live)
             self._cut()
         self._trace.add(Paused(self._loop.now_ns, self.replica, len(live)))
-        return {"aborted_count": len(live), "request_ids": [each.request_id for each in live]}
+        return [each.request_id for each in live]
+
+    async def pause(self, mode: Literal["wait", "keep"], *, clear_cache: bool = True) -> None:
+        """Refused: verl's servers abort."""
+        raise NotImplementedError(f"pause mode {mode!r} is not replayed on real engines")
 
     def _cut(self) -> None:
         """The cut is where its first request ends, which is before the engine says that it has paused."""
@@ -317,35 +320,35 @@ class RealRolloutServer:
             if pending:
                 raise TimeoutError(f"{len(pending)} requests did not end within {ENDING_TIMEOUT_S:g} s of their abort")
 
-    async def resume_generation(self) -> None:
+    async def resume(self) -> None:
         """Resumes the engine first, then opens the gate."""
-        if not self.settings.submission_gate:
+        if not self._has_gate:
             self._note("resumed", self.replica)
         await self._engine.resume_generation()
-        if self.settings.submission_gate:
+        if self._has_gate:
             self._note("resumed", self.replica)
         self._gate_closed = False
         self._rejecting = False
         self._gate_opened.set()
         self._trace.add(Resumed(self._loop.now_ns, self.replica))
 
-    async def abort_request(self, request_id: str, reset_prefix_cache: bool = True) -> dict[str, Any]:
+    async def abort_request(self, request_id: str, *, reset_prefix_cache: bool = True) -> bool:
         """Ends every live request of this id; says so where there is none."""
         self._note("named", self.replica)
         named = [each for each in self._live.values() if each.request_id == request_id]
         if not named:
-            return {"aborted": False, "error": f"Request {request_id} not found"}
+            return False
         await self._engine.abort(request_id)
         await self._ended(named)
         if reset_prefix_cache:
             await self._engine.reset_prefix_cache()
-        return {"aborted": True, "request_id": request_id}
+        return True
 
-    async def set_global_steps(self, global_steps: int) -> None:
+    async def set_weight_version(self, version: int) -> None:
         """The weights are now of this version."""
         self._note("version", self.replica)
-        self.version = global_steps
-        self._trace.add(VersionChanged(self._loop.now_ns, self.replica, global_steps))
+        self.version = version
+        self._trace.add(VersionChanged(self._loop.now_ns, self.replica, version))
 
     def book(self) -> None:
         """Nothing to do: tokens are on the trace as they come."""

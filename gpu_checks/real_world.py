@@ -5,19 +5,22 @@ import random
 import selectors
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
-from gpu_checks.points import Answer, Points, Recorder, RequestKey
-from gpu_checks.real_server import RealRolloutServer, Vocabulary
+from gpu_checks.points import AnswerFigures, Points, Recorder, RequestKey
+from gpu_checks.real_server import NO_ENGINE, RealRolloutServer, Vocabulary
 from sim.case import Case
 from sim.clock import NS_PER_S
-from sim.faults import Stage, Triggers
-from sim.servers.port import Model
+from sim.events import WorldEnded
+from sim.servers.port import MakeServer, RolloutServer, ServerParts
+from sim.servers.server import SimulatedServer
 from sim.sut.interface import Sut
-from sim.trace import WorldEnded
-from sim.transport.wire import Wire
+from sim.trace import Trace
+from sim.transport.wire import TurnInProgress, Wire
 from sim.world import World
-from sim.world.world import _log_tap
+from sim.world.ports import Ports
+from sim.world.warnings import warnings_heard
 
 DEFAULT_SPEED = 10.0
 """Seconds of the world in a second: clients wait a whole second after each abort, and no outcome depends on it."""
@@ -42,24 +45,24 @@ class _FasterSelector(selectors.DefaultSelector):
 class RealLoop(asyncio.SelectorEventLoop):
     """An ordinary event loop with the clock that worlds expect; its time runs `speed` times as fast as ours."""
 
-    deviations: tuple[Any, ...] = ()
-
     def __init__(self, speed: float = DEFAULT_SPEED) -> None:
         super().__init__(_FasterSelector(speed))
-        self._speed = speed
+        self.speed = speed
         self._start_s = time.monotonic()
-        self._zero_ns = 0
 
     def time(self) -> float:
-        return (time.monotonic() - self._start_s) * self._speed
+        return (time.monotonic() - self._start_s) * self.speed
 
     @property
     def now_ns(self) -> int:
         """Nanoseconds of this loop's time."""
         return int(self.time() * NS_PER_S)
 
-    def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
-        """`call_at`, in nanoseconds."""
+    def call_at_ns(
+        self, when_ns: int, callback: Callable[..., object], *args: Any, last: bool = False
+    ) -> asyncio.TimerHandle:
+        """`call_at`, in nanoseconds. What is `last` at an instant is nothing that real time could say."""
+        del last
         return self.call_at(when_ns / NS_PER_S, callback, *args)
 
 
@@ -79,110 +82,83 @@ class SeededChoices:
             random.setstate(kept)
 
 
-class _RecordedWire(Wire):
-    """Takes down the messages to the balancer."""
-
-    recorder: Recorder
-    choices: SeededChoices
-
-    def _deliver_message(self, handle: Any, name: str, *rest: Any) -> None:
-        self.recorder.note(*message_point(name, rest))
-        self.choices.run(super()._deliver_message, handle, name, *rest)
-
-
-def message_point(name: str, rest: tuple[Any, ...]) -> tuple[Any, ...]:
+def message_point(name: str, turn: TurnInProgress | None) -> tuple[Any, ...]:
     """What a message is called: its kind, and the turn on whose behalf it was sent."""
-    turn = rest[-1]
     return ("message", name) if turn is None else ("message", name, turn.session, turn.turn)
 
 
-class RealWorld(World):
+class RealWorld:
     """One run of a Case with one system under test on real engines. `points`: what happened, in order."""
 
     def __init__(self, case: Case, sut: Sut, engines: list[Any], loop: RealLoop, vocabulary_size: int) -> None:
-        self._real_loop = loop
+        self.answers: dict[RequestKey, AnswerFigures] = {}
+        self._loop = loop
         self._engines = engines
         self._vocabulary = Vocabulary(vocabulary_size)
         self._started_ns = 0
-        self._wire: Wire | None = None
         self._recorder = Recorder(lambda: loop.now_ns - self._started_ns)
-        self.answers: dict[RequestKey, Answer] = {}
-        super().__init__(case, sut)
+        self._choices = SeededChoices(case.seed)
+        self._tasks_of_others: set[asyncio.Task[Any]] = set()
+        ports = Ports(
+            make_loop=lambda *_: loop,
+            make_network=partial(Wire, deliver=self._deliver),
+            make_server=self._make_server,
+            make_engine=lambda _case: NO_ENGINE,
+            fault_is_due=self._note_fault,
+        )
+        self._world = World(case, sut, ports=ports)
 
     @property
     def points(self) -> Points:
         return self._recorder.points
 
-    def run(self) -> Any:
+    def run(self) -> Trace:
         """Runs to the end, or to the bound of time; which of them is the trace's last event."""
-        loop, trace = self._real_loop, self.trace
+        loop, world = self._loop, self._world
         self._started_ns = loop.now_ns
-        loop.set_exception_handler(self._unhandled)
+        loop.set_exception_handler(world.unhandled)
         try:
-            with _log_tap.tapped(self._heard):
+            with warnings_heard(world.heard):
                 reason = loop.run_until_complete(self._bounded())
-            self._show_rest()
-            trace.seal(WorldEnded(loop.now_ns, reason))
+            world.show_rest()
+            world.trace.seal(WorldEnded(loop.now_ns, reason))
         finally:
             loop.set_exception_handler(None)
-        return trace
+        return world.trace
 
-    async def _bounded(self) -> Any:
+    async def _bounded(self) -> Literal["done", "horizon"]:
+        self._tasks_of_others = asyncio.all_tasks()
         for engine in self._engines:
             await engine.resume_generation()
-        bound_s = self._bounds.virtual_s + ENGINE_TIME_S * self._real_loop._speed
+        bound_s = self._world.bounds.virtual_s + ENGINE_TIME_S * self._loop.speed
         try:
             async with asyncio.timeout(bound_s):
-                await self._main()
-                await self._quiet()
+                await self._world.main()
+                while not self._world.is_quiet:
+                    await asyncio.sleep(_QUIET_POLL_S)
         except TimeoutError:
             await self._clear_up()
             return "horizon"
         return "done"
 
-    async def _quiet(self) -> None:
-        """Until every call and message has come to its end."""
-        assert self._balancer is not None
-        assert self._wire is not None
-        while self._wire.calls_under_way or self._balancer.messages_in_flight:
-            await asyncio.sleep(_QUIET_POLL_S)
-
     async def _clear_up(self) -> None:
         """Leaves the engines idle for the next case."""
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            if task.get_coro().__qualname__.startswith(("World.", "RealWorld.", "RealRolloutServer.", "Wire.", "act")):  # type: ignore[union-attr]
-                task.cancel()
+        for task in asyncio.all_tasks() - self._tasks_of_others:
+            task.cancel()
         for engine in self._engines:
             await engine.pause_generation(mode="abort")
             await engine.resume_generation()
 
-    def _make_loop(self) -> Any:
-        return self._real_loop
+    def _deliver(self, name: str, turn: TurnInProgress | None, handle_it: Callable[[], None]) -> None:
+        self._recorder.note(*message_point(name, turn))
+        self._choices.run(handle_it)
 
-    def _make_wire(self, triggers: Triggers) -> Wire:
-        wire = _RecordedWire(self.case.transport, self._loop, self.trace, triggers)
-        wire.recorder = self._recorder
-        wire.choices = SeededChoices(self.case.seed)
-        self._wire = wire
-        return wire
-
-    def _make_server(self, replica: int, model: Model, triggers: Triggers) -> Any:
+    def _make_server(self, own: MakeServer, parts: ServerParts) -> RolloutServer:
+        assert own is SimulatedServer, "a server that is wrong on purpose has no real engine"
+        engine = self._engines[parts.replica]
         return RealRolloutServer(
-            replica,
-            self.case.server,
-            self.case.budget,
-            self._engines[replica],
-            self._loop,
-            self.trace,
-            model,
-            triggers,
-            self.case,
-            self._recorder,
-            self._vocabulary,
-            self.answers,
+            parts, engine, self._world.trace, self._world.case, self._recorder, self._vocabulary, self.answers
         )
 
-    async def _run_fault(self, stage: Stage, index: int, fault: Any, acting: "list[asyncio.Task[None]]") -> None:
-        await stage.triggers.wait(fault.at)
-        self._recorder.note("fired", index)
-        await super()._run_fault(stage, index, fault, acting)
+    async def _note_fault(self, fault: int) -> None:
+        self._recorder.note("fired", fault)

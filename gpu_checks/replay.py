@@ -10,12 +10,13 @@ import msgspec
 from gpu_checks.cases import FULL_SIZE_TOKENS
 from gpu_checks.compare import Figures, figures, first_difference, verdicts
 from gpu_checks.engines import RealEngines
-from gpu_checks.led_world import LedWorld
+from gpu_checks.led_world import LedWorld, roomy_engine
 from gpu_checks.points import Points
 from gpu_checks.real_world import RealLoop, RealWorld
-from sim.faults import AfterTokens, AtTime, Every, WeightUpdate
 from sim.case import Case
-from sim.servers.server import FakeRolloutServer
+from sim.faults import AfterTokens, AtTime, Every, WeightUpdate
+from sim.servers.decode_engine import DecodeEngine
+from sim.servers.server import SimulatedServer
 from sim.sut.interface import Sut
 from sim.trace import Trace
 from sim.world import run_world
@@ -28,11 +29,9 @@ RUNS_MAX = 3
 """How often a case is run when the engine, on a busy machine, goes so far past a trigger that the case does not come
 about."""
 
-MakeLedWorld = Callable[[Case, Sut, Points], LedWorld]
-
 
 @dataclass(frozen=True)
-class Replay:
+class RealReplay:
     """What became of one case with one SUT. `detail`: the first difference, or why it cannot be expressed."""
 
     case: str
@@ -55,7 +54,7 @@ def why_not_expressible(case: Case, sut: Sut, engines: RealEngines) -> str | Non
     """Why a real vLLM engine cannot be brought to do this case; None where it can."""
     if case.server.dialect != "vllm":
         return f"it is about {case.server.dialect}'s server"
-    if sut.server_class is not FakeRolloutServer:
+    if sut.make_server is not SimulatedServer:
         return f"the bug of {sut.name} is in the simulated server"
     for index, fault in enumerate(case.faults):
         if isinstance(fault.at, AtTime | Every):
@@ -107,12 +106,14 @@ def run_on_vllm(case: Case, sut: Sut, engines: RealEngines) -> RealRun:
     return RealRun(case, sut, trace, world.points, figures(case, trace, world.answers))
 
 
-def simulate_again(real: RealRun, sut: Sut | None = None, make_world: MakeLedWorld = LedWorld) -> str | None:
+def simulate_again(
+    real: RealRun, sut: Sut | None = None, make_engine: Callable[[], DecodeEngine] = roomy_engine
+) -> str | None:
     """The first difference between a real run and its simulation at the observed points; None where there is none.
 
-    `sut` and `make_world` are there to plant a wrong fake.
+    `sut` and `make_engine` are there to plant a wrong fake.
     """
-    world = make_world(real.case, sut or real.sut, real.points)
+    world = LedWorld(real.case, sut or real.sut, real.points, make_engine)
     difference = first_difference(real.figures, figures(real.case, world.run(), world.answers))
     if world.leader.missed is None:
         return difference
@@ -128,17 +129,17 @@ def replay(
     kept: Iterable[str] | None = None,
     *,
     full_size: bool = True,
-) -> Replay:
+) -> RealReplay:
     """One case with one SUT. `kept`: the verdicts that the case keeps for this SUT, where it has any."""
     kept = None if kept is None else sorted(kept)
     reason = why_not_expressible(case, sut, engines)
     if kept and "D1" in kept:
         reason = f"kept as violating D1: {sut.name} never does the same twice"
     if reason is not None:
-        return Replay(name, sut.key, "not expressible", reason)
+        return RealReplay(name, sut.key, "not expressible", reason)
     tokens = 0 if full_size else _decoded_tokens(run_world(case, sut))
     if tokens > FULL_SIZE_TOKENS:
-        return Replay(name, sut.key, "left out", f"decodes {tokens} tokens: --full-size")
+        return RealReplay(name, sut.key, "left out", f"decodes {tokens} tokens: --full-size")
     started_s = time.monotonic()
     for _ in range(RUNS_MAX):
         real = run_on_vllm(case, sut, engines)
@@ -146,7 +147,7 @@ def replay(
         verdict, detail = _judged(case, sut, real, violated, kept)
         if verdict in RAN:
             break
-    return Replay(
+    return RealReplay(
         name,
         sut.key,
         verdict,
@@ -196,7 +197,7 @@ def overshoot_tokens(case: Case, trace: Trace) -> int:
     return most
 
 
-def summary(replays: list[Replay]) -> dict[str, Any]:
+def summary(replays: list[RealReplay]) -> dict[str, Any]:
     """The counts and the cases, ready for JSON."""
     tried = [each for each in replays if each.verdict in RAN]
     return {
@@ -208,7 +209,7 @@ def summary(replays: list[Replay]) -> dict[str, Any]:
     }
 
 
-def table(replays: list[Replay]) -> str:
+def table(replays: list[RealReplay]) -> str:
     """One line a case, for people."""
     rows = [("case", "SUT", "result", "violated", "decoded", "attempts", "past trigger", "s", "")]
     for each in replays:

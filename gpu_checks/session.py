@@ -13,7 +13,7 @@ from gpu_checks.engines import (
     tiny_model,
 )
 from gpu_checks.real_world import DEFAULT_SPEED, RealLoop
-from gpu_checks.replay import Replay, replay
+from gpu_checks.replay import RealReplay, replay
 from sim.case import Case
 from sim.sut.interface import Sut
 
@@ -58,8 +58,8 @@ class Job(NamedTuple):
 
 
 def replay_all(
-    jobs: Iterable[Job], engines: RealEngines, tell: Callable[[Replay], None], *, full_size: bool = True
-) -> list[Replay]:
+    jobs: Iterable[Job], engines: RealEngines, tell: Callable[[RealReplay], None], *, full_size: bool = True
+) -> list[RealReplay]:
     """Replays the jobs one after the other; `tell` hears of each as it is done."""
     replays = []
     for job in jobs:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from gpu_checks.cases import DEFERRED, PINNED, overrun, own_cases
 from gpu_checks.engines import RealEngines
-from gpu_checks.replay import Replay, replay
+from gpu_checks.replay import RealReplay, replay
 from sim.sut.registry import load_sut
 
 CHOSEN = (("overrun-16", DEFERRED), ("few-tokens", DEFERRED), ("no-gate", PINNED))
@@ -16,7 +16,7 @@ CHOSEN = (("overrun-16", DEFERRED), ("few-tokens", DEFERRED), ("no-gate", PINNED
 def verdicts(engines: RealEngines) -> list[tuple[object, ...]]:
     """What must not change: the verdict, the violations, and the total, none of which a machine's speed decides."""
     cases = {kept.name: kept.case for kept in own_cases()} | {"overrun-16": overrun(16)}
-    results: list[Replay] = [replay(name, cases[name], load_sut(sut), engines) for name, sut in CHOSEN]
+    results: list[RealReplay] = [replay(name, cases[name], load_sut(sut), engines) for name, sut in CHOSEN]
     return [(each.case, each.sut, each.verdict, each.detail, each.violated, each.decoded_tokens) for each in results]
 
 

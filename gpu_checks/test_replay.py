@@ -4,13 +4,13 @@ import pytest
 
 from gpu_checks.cases import DEFERRED, OVERRUNS, PINNED, KeptCase, overrun
 from gpu_checks.engines import RealEngines
-from gpu_checks.replay import Replay, replay
+from gpu_checks.replay import RealReplay, replay
 from sim.sut.interface import SutError
 from sim.sut.registry import load_sut
 
 
 def test_case_is_reproduced(
-    kept: KeptCase, sut_name: str, engines: RealEngines, replays: list[Replay], pytestconfig: pytest.Config
+    kept: KeptCase, sut_name: str, engines: RealEngines, replays: list[RealReplay], pytestconfig: pytest.Config
 ) -> None:
     try:
         sut = load_sut(sut_name.partition("==")[0])

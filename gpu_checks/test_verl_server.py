@@ -1,4 +1,4 @@
-"""verl's own server class on the real engine: its grants against sim/budget.py, its gate, its aborts on this vLLM."""
+"""verl's own server class on the real engine: its grants against sim/dialects, its gate, its aborts on this vLLM."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -11,7 +11,7 @@ from gpu_checks.engines import RealEngines, vllm_version
 from gpu_checks.real_server import settle_grant
 from gpu_checks.verl_server import HOW_TO_INSTALL, VerlServers, VerlUnusable, imported
 from sim.case import Budget
-from sim.dialects.grants import take_grant
+from sim.dialects.vllm import VLLM
 
 BUDGET = Budget(prompt_length=8, response_length=12, max_model_len=40)
 LONG = Budget(prompt_length=64, response_length=1500, max_model_len=4096)
@@ -40,7 +40,7 @@ BRANCHES: dict[str, tuple[int, dict[str, Any]]] = {
 Arithmetic = Callable[[int, dict[str, Any]], int]
 
 ARITHMETICS: dict[str, Arithmetic] = {
-    "sim/budget.py": lambda prompt_tokens, params: take_grant("vllm", BUDGET, prompt_tokens, params).tokens,
+    "sim/dialects": lambda prompt_tokens, params: VLLM.take_grant(BUDGET, prompt_tokens, params).tokens,
     "real_server.py": lambda prompt_tokens, params: settle_grant(BUDGET, prompt_tokens, params).tokens,
 }
 """Both statements of what verl's server does."""

@@ -1,59 +1,71 @@
 """A fake that is wrong in one thing is found out: each check can fail."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
-import sim.servers.server
 from gpu_checks.cases import BUDGET, DEFERRED, EVERY_62, PINNED, aborts_after
 from gpu_checks.engines import RealEngines
-from gpu_checks.led_world import LedWorld
+from gpu_checks.led_world import ROOMY
 from gpu_checks.replay import RealRun, run_on_vllm, simulate_again
 from gpu_checks.schedules import Load, Schedule, first_difference, fixed_loads
-from sim.faults import AbortAll, AfterSent, AfterTokens, WeightUpdate
 from sim.case import Case, Session, Turn
-from sim.dialects.grants import Grant, take_grant
+from sim.dialects import Dialect, Grant
 from sim.engine import Engine, EngineConfig
+from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
-from sim.servers.server import FakeRolloutServer
+from sim.events import Ended, Event
+from sim.faults import AbortAll, AfterSent, AfterTokens, WeightUpdate
+from sim.servers.port import Events, Instead, MakeServer, RolloutServer, ServerParts
+from sim.servers.server import SimulatedServer
 from sim.sut.interface import Sut
 from sim.sut.registry import load_sut
 
 # --- the simulated server
 
 
-class LosesATokenAtAnAbort(FakeRolloutServer):
-    def _abort(self, request: Any) -> None:
-        if request.runs:
-            position, tokens, version = request.runs.pop()
-            request.runs.append((position, tokens - 1, version))
-            request.tokens -= 1
-        super()._abort(request)
+class LosesATokenAtAnAbort(NamedTuple):
+    """Events of a server whose aborted requests end with a token less than they decoded."""
+
+    events: Events
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, Ended) and event.outcome == "abort" and event.tokens:
+            event = msgspec.structs.replace(event, tokens=event.tokens - 1)
+        self.events.add(event)
 
 
-class KeepsItsOldVersion(FakeRolloutServer):
-    async def set_global_steps(self, global_steps: int) -> None:
-        await super().set_global_steps(global_steps)
-        self.version = 0
+def loses_a_token_at_an_abort(parts: ServerParts) -> RolloutServer:
+    return SimulatedServer(dataclasses.replace(parts, events=LosesATokenAtAnAbort(parts.events)))
 
 
-class RefusesInsteadOfParking(FakeRolloutServer):
-    def _enter(self, request: Any) -> None:
-        self._rejecting = True
-        super()._enter(request)
+def keeps_its_old_version(parts: ServerParts) -> RolloutServer:
+    def make_output(token_ids: Any, log_probs: Any, stop_reason: str | None, version: int) -> Any:
+        del version
+        return parts.make_output(token_ids, log_probs, stop_reason, 0)
+
+    return SimulatedServer(dataclasses.replace(parts, make_output=make_output))
 
 
-class ForgetsToAbort(FakeRolloutServer):
+def refuses_instead_of_parking(parts: ServerParts) -> RolloutServer:
+    gate: Any = Instead(parts.gate, rejects=True)
+    return SimulatedServer(dataclasses.replace(parts, gate=gate))
+
+
+def forgets_to_abort(parts: ServerParts) -> RolloutServer:
     """As verl 0.9.0 on vLLM 0.32."""
 
-    async def abort_all_requests(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        del args, kwargs
-        return {"aborted_count": 0, "request_ids": []}
+    async def abort_all(**_: bool) -> list[str]:
+        return []
+
+    server: Any = Instead(SimulatedServer(parts), abort_all=abort_all)
+    return server  # type: ignore[no-any-return]
 
 
-SERVERS = (LosesATokenAtAnAbort, KeepsItsOldVersion, RefusesInsteadOfParking, ForgetsToAbort)
+SERVERS = (loses_a_token_at_an_abort, keeps_its_old_version, refuses_instead_of_parking, forgets_to_abort)
 
 
 class OneTokenMore(TimedEngine):
@@ -74,16 +86,24 @@ class LengthBeforeStop(TimedEngine):
         super().add(now_ns, request, prompt_ids, max_tokens, None if stop_after == max_tokens else stop_after, base)
 
 
-def _grants(difference: int) -> Callable[..., Grant]:
-    def grant(*args: Any) -> Grant:
-        right = take_grant(*args)
-        return right._replace(tokens=right.tokens + difference)
-
-    return grant
+def with_dialect(change: Callable[[Dialect], Any]) -> MakeServer:
+    """Servers of another dialect than their own."""
+    return lambda parts: SimulatedServer(dataclasses.replace(parts, dialect=change(parts.dialect)))
 
 
-def _reasons(**changed: str) -> dict[str, Any]:
-    return {**sim.servers.server.STOP_REASONS, "vllm": {**sim.servers.server.STOP_REASONS["vllm"], **changed}}
+def _grants(difference: int) -> MakeServer:
+    def change(right: Dialect) -> Any:
+        def take_grant(*args: Any) -> Grant:
+            grant = right.take_grant(*args)
+            return grant._replace(tokens=grant.tokens + difference)
+
+        return Instead(right, take_grant=take_grant)
+
+    return with_dialect(change)
+
+
+def _reasons(**changed: str) -> MakeServer:
+    return with_dialect(lambda right: dataclasses.replace(right, stop_reasons={**right.stop_reasons, **changed}))
 
 
 CASE = Case(
@@ -108,34 +128,30 @@ def test_right_fake_passes(real_run: RealRun) -> None:
     assert simulate_again(real_run) is None
 
 
+def wrong(sut: Sut, make_server: MakeServer) -> Sut:
+    return dataclasses.replace(sut, make_server=make_server)
+
+
 @pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.__name__)
-def test_wrong_server_is_found_out(server: type[FakeRolloutServer], real_run: RealRun) -> None:
-    wrong = Sut(real_run.sut.name, real_run.sut.key, real_run.sut.factory, server)
-    assert simulate_again(real_run, wrong)
+def test_wrong_server_is_found_out(server: MakeServer, real_run: RealRun) -> None:
+    assert simulate_again(real_run, wrong(real_run.sut, server))
 
 
 @pytest.mark.parametrize("engine", [OneTokenMore, LengthBeforeStop], ids=lambda engine: engine.__name__)
 def test_wrong_end_is_found_out(engine: type[TimedEngine], real_run: RealRun) -> None:
-    class WrongWorld(LedWorld):
-        engine_class = engine
-
-    assert simulate_again(real_run, make_world=WrongWorld)
+    assert simulate_again(real_run, make_engine=lambda: engine(Engine(ROOMY), Constant(1)))
 
 
 @pytest.mark.parametrize("difference", [1, -1])
-def test_grant_off_by_one_is_found_out(difference: int, real_run: RealRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sim.servers.server, "take_grant", _grants(difference))
-    found = simulate_again(real_run)
+def test_grant_off_by_one_is_found_out(difference: int, real_run: RealRun) -> None:
+    found = simulate_again(real_run, wrong(real_run.sut, _grants(difference)))
     assert found
     assert "grant" in found
 
 
 @pytest.mark.parametrize("changed", [{"length": "length"}, {"abort": "abort"}, {"stop": "stop"}], ids=str)
-def test_changed_stop_reason_is_found_out(
-    changed: dict[str, str], real_run: RealRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sim.servers.server, "STOP_REASONS", _reasons(**changed))
-    assert simulate_again(real_run)
+def test_changed_stop_reason_is_found_out(changed: dict[str, str], real_run: RealRun) -> None:
+    assert simulate_again(real_run, wrong(real_run.sut, _reasons(**changed)))
 
 
 def test_another_client_is_found_out(real_run: RealRun) -> None:

@@ -20,7 +20,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _planted_names(metafunc: pytest.Metafunc) -> list[str]:
-    from sim.invariants import INVARIANTS
+    from sim.invariants.table import INVARIANTS
     from sim.sut.planted import PLANTED
 
     kind = metafunc.module.KIND
@@ -90,7 +90,7 @@ WORLDS_TO_CATCH = 3000
 @pytest.fixture
 def of_wanted_kind(pytestconfig):
     """Skips what is about an invariant of a kind that --kind leaves out."""
-    from sim.invariants import INVARIANTS
+    from sim.invariants.table import INVARIANTS
 
     def check(number: str | None) -> None:
         if number is not None:

@@ -13,8 +13,8 @@ from msgspec import UNSET
 from sim.invariants.config import C1, C2, C3, Netted, Started
 from sim.preflight import installed, verl
 from sim.preflight.launch import PreflightError
-from sim.startup import startup
-from sim.startup.startup import Model
+from sim.startup.flags import FLAGS
+from sim.startup.model_shape import ModelShape
 
 DRAWS = settings(deadline=None, max_examples=300)
 EDGES = (1, 2, 255, 256, 1024, 8191, 8192, 8193, 32768, 128_000, 131_072)
@@ -24,7 +24,7 @@ MUTABLE = msgspec.structs.replace(verl.RELEASES[-1], batch_is_frozen=False)
 
 
 @st.composite
-def rollouts(draw: st.DrawFn) -> tuple[dict[str, Any], Model]:
+def rollouts(draw: st.DrawFn) -> tuple[dict[str, Any], ModelShape]:
     """Rollout settings, each unset, null, false or a value, and a model; near-equal lengths are common."""
     positions = draw(tokens)
     near = st.sampled_from((positions - 1, positions, positions + 1)).filter(lambda n: n > 0)
@@ -37,10 +37,10 @@ def rollouts(draw: st.DrawFn) -> tuple[dict[str, Any], Model]:
         "max_num_seqs": draw(st.just(UNSET) | st.sampled_from((1, 16, 256, 1024))),
         "tensor_model_parallel_size": 1,
     }
-    return rollout, Model(max_position_embeddings=positions, derived_max_model_len=positions)
+    return rollout, ModelShape(max_position_embeddings=positions, derived_max_model_len=positions)
 
 
-def netted(release: verl.Release, rollout: dict[str, Any], model: Model) -> Netted | None:
+def netted(release: verl.Release, rollout: dict[str, Any], model: ModelShape) -> Netted | None:
     """One pass of the modelled net, or None where the draw does not reach it."""
     values = verl.compose(rollout, release)
     after, found = verl.validate(values, model, release=release, backend=values["name"])
@@ -58,14 +58,14 @@ def netted(release: verl.Release, rollout: dict[str, Any], model: Model) -> Nett
 
 @DRAWS
 @given(rollouts())
-def test_c3_the_net_raises_only_when_needed_and_exactly(drawn: tuple[dict[str, Any], Model]) -> None:
+def test_c3_the_net_raises_only_when_needed_and_exactly(drawn: tuple[dict[str, Any], ModelShape]) -> None:
     pass_ = netted(MUTABLE, *drawn)
     assert pass_ is None or C3.check(pass_) == []
 
 
 @DRAWS
 @given(rollouts())
-def test_c3_the_net_is_idempotent(drawn: tuple[dict[str, Any], Model]) -> None:
+def test_c3_the_net_is_idempotent(drawn: tuple[dict[str, Any], ModelShape]) -> None:
     rollout, model = drawn
     values = verl.compose(rollout, MUTABLE)
     once, found = verl.validate(values, model, release=MUTABLE, backend=values["name"])
@@ -77,7 +77,7 @@ def test_c3_the_net_is_idempotent(drawn: tuple[dict[str, Any], Model]) -> None:
 
 @DRAWS
 @given(rollouts())
-def test_c1_accepted_means_the_engine_rules_hold(drawn: tuple[dict[str, Any], Model]) -> None:
+def test_c1_accepted_means_the_engine_rules_hold(drawn: tuple[dict[str, Any], ModelShape]) -> None:
     """What verl passes on after its net is never refused by vLLM for the very thing the net is there for."""
     outcome = verl.start(*drawn, release=MUTABLE)
     assert "batch-below-context" not in {f.rule for f in outcome.findings}
@@ -85,7 +85,7 @@ def test_c1_accepted_means_the_engine_rules_hold(drawn: tuple[dict[str, Any], Mo
 
 @DRAWS
 @given(rollouts())
-def test_c2_an_explicit_value_survives(drawn: tuple[dict[str, Any], Model]) -> None:
+def test_c2_an_explicit_value_survives(drawn: tuple[dict[str, Any], ModelShape]) -> None:
     rollout, model = drawn
     outcome = verl.start(rollout, model, release=MUTABLE)
     if outcome.engine is not None and outcome.starts:
@@ -103,7 +103,7 @@ def _started(rollout: dict[str, Any], outcome: verl.VerlStartup) -> Started:
 
 def test_c2_unset_null_and_false_are_three_answers() -> None:
     """In front of 0.9.1's net: unset takes true, null trips the net yet leaves chunking on, false turns it off."""
-    model = Model(max_position_embeddings=4096, derived_max_model_len=4096)
+    model = ModelShape(max_position_embeddings=4096, derived_max_model_len=4096)
     final = {
         show: verl.start({"name": "vllm", "enable_chunked_prefill": value}, model, release=MUTABLE)
         for show, value in (("unset", UNSET), ("null", None), ("false", False))
@@ -147,7 +147,7 @@ def test_c3_catches_planted_faults(fault: dict[str, Any], words: str) -> None:
 def test_c3_catches_a_net_that_lowers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a net without its comparison sets the batch to the context, larger or not."""
     monkeypatch.setattr(verl, "safety_net", lambda _chunking, _batched, context, *, frozen: (context, []))  # noqa: ARG005
-    pass_ = netted(MUTABLE, {"name": "vllm", "max_num_batched_tokens": 8192}, Model(max_position_embeddings=4096))
+    pass_ = netted(MUTABLE, {"name": "vllm", "max_num_batched_tokens": 8192}, ModelShape(max_position_embeddings=4096))
     assert pass_ is not None
     assert any("lowered" in line for line in C3.check(pass_))
 
@@ -155,7 +155,7 @@ def test_c3_catches_a_net_that_lowers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_c2_catches_the_false_that_verl_0_9_0_drops() -> None:
     """verl before 0.9.1 loses an explicit false; C2 holds only because preflight says so."""
     rollout = {"name": "vllm", "enable_chunked_prefill": False}
-    model = Model(max_position_embeddings=4096, derived_max_model_len=4096)
+    model = ModelShape(max_position_embeddings=4096, derived_max_model_len=4096)
     told = _started(rollout, verl.start(rollout, model, release=verl.release_for((0, 9, 0))))
     assert C2.check(told) == []
     untold = msgspec.structs.replace(told, announced=frozenset())
@@ -200,7 +200,7 @@ def own() -> SimpleNamespace:
     return SimpleNamespace(release=release, validate=validate, RolloutConfig=config.RolloutConfig, log=log)
 
 
-def _run(own: SimpleNamespace, config: Any, model: Model) -> tuple[str, list[str]]:
+def _run(own: SimpleNamespace, config: Any, model: ModelShape) -> tuple[str, list[str]]:
     """verl's own validation of `config` in place: the name of what it raised, or nothing, and what it logged."""
     own.log.lines.clear()
     hf_config = SimpleNamespace(max_position_embeddings=model.max_position_embeddings)
@@ -214,7 +214,7 @@ def _run(own: SimpleNamespace, config: Any, model: Model) -> tuple[str, list[str
 
 @DRAWS
 @given(drawn=rollouts())
-def test_verls_own_validation_agrees(own: SimpleNamespace, drawn: tuple[dict[str, Any], Model]) -> None:
+def test_verls_own_validation_agrees(own: SimpleNamespace, drawn: tuple[dict[str, Any], ModelShape]) -> None:
     """On a config that may change: refusals, values and warning alike; and on a real RolloutConfig, frozen as it is."""
     rollout, model = {**drawn[0], "name": "vllm"}, drawn[1]
     mutable = msgspec.structs.replace(own.release, batch_is_frozen=False)
@@ -250,5 +250,5 @@ def test_verls_own_validation_agrees(own: SimpleNamespace, drawn: tuple[dict[str
 
 
 def test_startup_knows_every_argument_that_verl_forwards() -> None:
-    assert set(verl.FORWARDED.values()) <= set(startup.FLAGS)
+    assert set(verl.FORWARDED.values()) <= set(FLAGS)
     assert set(verl.FORWARDED) <= set(verl.ROLLOUT_DEFAULTS)

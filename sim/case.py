@@ -33,6 +33,8 @@ from sim.schema import (
     explained,
     plain_json,
 )
+from sim.startup.batch import check_batch
+from sim.startup.kv_pool import blocks_needed, fit_pool
 
 
 class ClientView(Data, frozen=True):
@@ -88,40 +90,26 @@ class EngineSettings(Data, frozen=True):
     @functools.lru_cache(maxsize=64)  # noqa: B019 - settings are plain data, equal ones share the result
     def config(self, max_model_len: int) -> EngineConfig:
         """For an engine; a CaseError for what vLLM would not start with."""
-        where = "server.engine"
-        needed_blocks = 1 - -max_model_len // self.block_size
-        num_gpu_blocks = max(_NUM_GPU_BLOCKS, needed_blocks) if self.num_gpu_blocks is None else self.num_gpu_blocks
-        if num_gpu_blocks < needed_blocks:
-            raise CaseError(
-                f"{where}.num_gpu_blocks is {num_gpu_blocks}: a request of max_model_len ({max_model_len} tokens) needs"
-                f" {needed_blocks} blocks of {self.block_size}, the null block included, and vLLM would not start"
-            )
-        if not self.enable_chunked_prefill and self.max_num_batched_tokens < max_model_len:
-            raise CaseError(
-                f"{where}.max_num_batched_tokens is {self.max_num_batched_tokens}: with enable_chunked_prefill false it"
-                f" must be at least max_model_len ({max_model_len}), or vLLM would not start"
-            )
-        max_num_seqs = self.max_num_seqs or min(_MAX_NUM_SEQS, self.max_num_batched_tokens)
-        if max_num_seqs > self.max_num_batched_tokens:
-            raise CaseError(
-                f"{where}.max_num_seqs is {max_num_seqs}: more than max_num_batched_tokens"
-                f" ({self.max_num_batched_tokens}), and vLLM would not start"
-            )
-        if self.long_prefill_token_threshold > max_model_len:
-            raise CaseError(
-                f"{where}.long_prefill_token_threshold is {self.long_prefill_token_threshold}: more than max_model_len"
-                f" ({max_model_len}), and vLLM would not start"
-            )
+        limits: dict[str, Any] = {
+            "max_model_len": max_model_len,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_num_seqs": self.max_num_seqs or min(_MAX_NUM_SEQS, self.max_num_batched_tokens),
+            "enable_chunked_prefill": self.enable_chunked_prefill,
+            "long_prefill_token_threshold": self.long_prefill_token_threshold,
+        }
+        num_gpu_blocks = self.num_gpu_blocks
+        if num_gpu_blocks is None:
+            num_gpu_blocks = max(_NUM_GPU_BLOCKS, blocks_needed(max_model_len, self.block_size))
+        _, of_pool = fit_pool(max_model_len, self.block_size, num_gpu_blocks)
+        for found in (*of_pool, *check_batch(limits)):
+            if found.level == "refused":
+                raise CaseError(f"server.engine.{found.error}")
         return EngineConfig(
+            **limits | {"max_model_len": max(2, max_model_len)},
             num_gpu_blocks=num_gpu_blocks,
             block_size=self.block_size,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=max(2, max_model_len),
-            enable_chunked_prefill=self.enable_chunked_prefill,
             enable_prefix_caching=self.enable_prefix_caching,
             scheduling_policy=self.scheduling_policy,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
             watermark=self.watermark,
         )
 

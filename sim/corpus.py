@@ -15,14 +15,11 @@ from typing import Any, Literal
 import msgspec
 
 from sim.case import Case, loads, to_builtins
-from sim.invariants import INVARIANTS, judge
-from sim.invariants.harness import check_same_digest
-from sim.invariants.interface import Violation
-from sim.rolling import run_rolling
-from sim.schema import CaseError, Data, explained, plain_json
+from sim.invariants.table import INVARIANTS
+from sim.schema import CaseError, explained, plain_json
 from sim.sut.interface import Sut
 from sim.sut.registry import CLEAN
-from sim.world import run_world
+from sim.verdicts import judged
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -74,7 +71,7 @@ _MOST_BYTES = 64 * 2**20
 """A device file has no end."""
 
 
-class _Envelope(Data, frozen=True, kw_only=True):
+class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An entry's own fields, around a case that is still to be read."""
 
     origin: str = ""
@@ -170,19 +167,9 @@ def file_name(invariant: str, sut_key: str, digest: str) -> str:
     return f"{invariant}-{re.sub(r'[^A-Za-z0-9.=_-]+', '-', sut_key)}-{digest[:8]}.json"
 
 
-def violations(case: Case, sut: Sut) -> list[Violation]:
-    """Everything that a SUT violates in a case, D1 included: the case is run twice. Of a case that repeats its sessions
-    the first violations of each invariant."""
-    if case.repeat > 1:
-        rolled = run_rolling(case, sut)
-        return rolled.findings.violations + check_same_digest(rolled, run_rolling(case, sut))
-    trace = run_world(case, sut)
-    return judge(case, trace) + check_same_digest(trace, run_world(case, sut))
-
-
 def replay(path: Path, entry: Entry, sut: Sut) -> Replay:
     """Runs an entry on a SUT and compares the violated invariants with the expected ones."""
-    found = violations(entry.case, sut)
+    found = judged(entry.case, sut).violations
     observed = sorted({violation.invariant for violation in found}, key=list(INVARIANTS).index)
     expected = entry.expected.get(sut.key)
     ok = None if expected is None else set(expected) == set(observed)

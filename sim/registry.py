@@ -11,6 +11,7 @@ import importlib.metadata
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Generic, TypeVar
 
 GROUP = "rollcage"
@@ -67,18 +68,20 @@ class Registry(Generic[Thing]):
         return f"there is no {self.kind} {name!r}{guess}; known are {', '.join(self._things)}"
 
 
-def load_plugin(module: str) -> None:
-    """Imports a module that registers something; the working directory counts, as with `python -m`.
-
-    Raises `RegistrationError` that says why it cannot be imported.
-    """
+def import_from_here(module: str) -> ModuleType:
+    """Imports a module; one in the working directory counts, as with `python -m`."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+    return importlib.import_module(module)
+
+
+def load_plugin(module: str) -> None:
+    """Imports a module that registers something. Raises `RegistrationError` that says why it cannot be imported."""
     try:
-        importlib.import_module(module)
+        import_from_here(module)
     except (Exception, SystemExit) as error:  # whatever the module's own code raises
-        raise RegistrationError(f"plugin {module!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise RegistrationError(f"plugin {module}: cannot be imported: {type(error).__name__}: {error}") from error
 
 
 _installed_are_loaded = False

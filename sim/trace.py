@@ -1,467 +1,221 @@
-"""The event log of a run, its digest, and the token ledger derived from it.
+"""The trace of a run: its events in their order, kept or handed on, and the digest of them.
 
 The trace is what really happened, written by the world's own servers, transport and balancer wrapper. Invariants
-read it and never what a system under test says of itself. Times are integer nanoseconds of virtual time; a
-*request* is numbered in the order in which requests were sent.
+read it and never what a system under test says of itself.
 """
 
 import hashlib
 import operator
-import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from traceback import StackSummary
-from typing import Any, Literal, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from sim.case import Case
-from sim.dialects import Outcome
-from sim.tokens import Ids
-
-
-class _Event(msgspec.Struct, frozen=True, tag=True, gc=False):
-    t_ns: int
-
-
-class TurnStarted(_Event, frozen=True, tag="turn_started"):
-    """A call of the client's generate begins."""
-
-    session: int
-    turn: int
-    prompt_tokens: int
-
-
-class Acquired(_Event, frozen=True, tag="acquired"):
-    """The balancer's choice reached the client."""
-
-    session: int
-    turn: int
-    replica: int
-
-
-class Sent(_Event, frozen=True, tag="sent"):
-    """A client sent a request to a server. `limits`: the limits in its sampling params, by spelling."""
-
-    request: int
-    session: int
-    turn: int
-    attempt: int
-    replica: int
-    prompt_tokens: int
-    limits: dict[str, Any]
-
-
-class Granted(_Event, frozen=True, tag="granted"):
-    """The server settled on a max_tokens; fields as in `sim.dialects.Grant`."""
-
-    request: int
-    tokens: int
-    rule: str
-    wanted_tokens: int
-    room_tokens: int
-
-
-class Parked(_Event, frozen=True, tag="parked"):
-    """The request waits at a closed submission gate."""
-
-    request: int
-
-
-class Admitted(_Event, frozen=True, tag="admitted"):
-    """The request is in the engine."""
-
-    request: int
-
-
-class Prefilled(_Event, frozen=True, tag="prefilled"):
-    """Where the KV of a request's prompt came from, said when the request leaves the engine; see
-    `sim.servers.decode_engine.Prefill`. What a resume computes again is among the computed tokens of later attempts."""
-
-    request: int
-    computed_tokens: int
-    cached_tokens: int
-    recomputed_tokens: int
-    stale_tokens: int
-
-
-class Decoded(_Event, frozen=True, tag="decoded"):
-    """A run of tokens was decoded: `tokens` of them, the first at absolute position `position`."""
-
-    request: int
-    position: int
-    tokens: int
-    version: int
-
-
-class Ended(_Event, frozen=True, tag="ended"):
-    """The server is done with the request. `refused`: turned away at the gate; `error`: the call raised.
-
-    `in_flight_tokens`: decoded by the step under way when the request was aborted by its id, for nobody.
-    """
-
-    request: int
-    outcome: Outcome
-    tokens: int
-    error: str | None = None
-    in_flight_tokens: int = 0
-
-
-class Delivered(_Event, frozen=True, tag="delivered"):
-    """The server's answer reached its caller, with this many tokens."""
-
-    request: int
-    tokens: int
-
-
-class Discarded(_Event, frozen=True, tag="discarded"):
-    """The server's answer found no caller (it was cancelled)."""
-
-    request: int
-    tokens: int
-
+from sim.events import Event, WorldEnded
+from sim.ledger import Ledger
 
 Role = Literal["acquire", "release", "add", "remove", "clear_sticky"]
-"""What a message to the balancer does, whatever a framework calls it."""
-
-
-class Message(_Event, frozen=True, tag="message"):
-    """The balancer has handled a message about `replicas`.
-
-    `loads`: its own count for each replica afterwards (None: not registered), None where it shows none;
-    `total`: its get_total_inflight. `in_flight`: messages on their way to it.
-    """
-
-    kind: str
-    session: int | None
-    turn: int | None
-    replicas: tuple[int, ...]
-    loads: tuple[int | None, ...] | None
-    total: int | None
-    in_flight: int
-    error: str | None = None
-
-
-class Paused(_Event, frozen=True, tag="paused"):
-    """A replica closed its gate and ended its requests: their count as it reports it."""
-
-    replica: int
-    aborted: int
-
-
-class Resumed(_Event, frozen=True, tag="resumed"):
-    replica: int
-
-
-class VersionChanged(_Event, frozen=True, tag="version_changed"):
-    """`stale_requests`: running requests that keep KV of older weights; `stale_kv_tokens`: tokens in it."""
-
-    replica: int
-    version: int
-    stale_requests: int = 0
-    stale_kv_tokens: int = 0
-
-
-class Cancelled(_Event, frozen=True, tag="cancelled"):
-    """The task that runs a session was cancelled."""
-
-    session: int
-
-
-class FaultFired(_Event, frozen=True, tag="fault_fired"):
-    """A fault acted; `note` says so where it found nothing to act on."""
-
-    fault: int
-    kind: str
-    note: str = ""
-
-
-class Logged(_Event, frozen=True, tag="logged"):
-    """A warning (or worse) from the system under test."""
-
-    logger: str
-    text: str
-
-
-class TurnEnded(_Event, frozen=True, tag="turn_ended"):
-    """The client's generate returned, raised or was cancelled.
-
-    `ids`: the tokens that it returned. `params_changed`: how the caller's sampling params differ from before the call.
-    """
-
-    session: int
-    turn: int
-    outcome: Literal["ok", "cancelled", "error"]
-    ids: Ids
-    stop_reason: str | None
-    min_version: int | None
-    max_version: int | None
-    params_changed: str | None
-    error: str | None = None
-
-
-class SessionEnded(_Event, frozen=True, tag="session_ended"):
-    """An agent loop is done. `response_tokens`: model and tool tokens before its slice; `kept_tokens`: after it."""
-
-    session: int
-    outcome: Literal["ok", "cancelled", "error"]
-    response_tokens: int
-    kept_tokens: int
-    error: str | None = None
-
-
-class WorldEnded(_Event, frozen=True, tag="world_ended"):
-    """`done`: everything ended; `deadlock`: nothing could go on; `horizon`: the bound of virtual time; `livelock`."""
-
-    reason: Literal["done", "deadlock", "horizon", "livelock"]
-    waiting: tuple[tuple[str, str], ...] = ()
-
-
-Event = (
-    TurnStarted
-    | Acquired
-    | Sent
-    | Granted
-    | Parked
-    | Admitted
-    | Prefilled
-    | Decoded
-    | Ended
-    | Delivered
-    | Discarded
-    | Message
-    | Paused
-    | Resumed
-    | VersionChanged
-    | Cancelled
-    | FaultFired
-    | Logged
-    | TurnEnded
-    | SessionEnded
-    | WorldEnded
-)
-
-
-class Run(NamedTuple):
-    """Tokens decoded in a row on one weight version, the first at absolute position `position`."""
-
-    position: int
-    tokens: int
-    version: int
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One request, gathered from its events. Lengths in tokens; None where it did not come so far."""
-
-    sent: Sent
-    grant: Granted | None = None
-    prefilled: Prefilled | None = None
-    runs: list[Run] = field(default_factory=list)
-    decoded_tokens: int = 0
-    ended: list[Ended] = field(default_factory=list)
-    delivered: Delivered | None = None
-    discarded: Discarded | None = None
-
-
-@dataclass(slots=True)
-class TurnRecord:
-    """One call of generate and the attempts that it made, in the order sent."""
-
-    started: TurnStarted
-    attempts: list[Attempt] = field(default_factory=list)
-    ended: TurnEnded | None = None
-
-    @property
-    def decoded_tokens(self) -> int:
-        return sum([attempt.decoded_tokens for attempt in self.attempts])
-
-
-@dataclass(slots=True)
-class SessionRecord:
-    """The turns of a session, and how it ended."""
-
-    turns: list[TurnRecord] = field(default_factory=list)
-    cancelled: Cancelled | None = None
-    ended: SessionEnded | None = None
-
-
-class Ledger:
-    """Who decoded what: sessions → turns → attempts, from the events alone."""
-
-    def __init__(self, sessions: Iterable[int], events: Iterable[Event] = ()) -> None:
-        self.sessions = {session: SessionRecord() for session in sessions}
-        self._attempts: dict[int, Attempt] = {}
-        self._turns: dict[tuple[int, int], TurnRecord] = {}
-        self.book(events)
-
-    @cached_property
-    def attempts(self) -> list[Attempt]:
-        """All attempts, in the order sent; to be read when all events are booked."""
-        return list(self._attempts.values())
-
-    def book(self, events: Iterable[Event]) -> None:
-        """Enters what happened next."""
-        for event in events:
-            book = BOOKED.get(type(event))
-            if book is not None:
-                book(self, event)
-
-    def _turn_started(self, event: TurnStarted) -> None:
-        turn = self._turns[event.session, event.turn] = TurnRecord(event)
-        self.sessions[event.session].turns.append(turn)
-
-    def _sent(self, event: Sent) -> None:
-        assert event.request not in self._attempts, "each request is sent once"
-        attempt = self._attempts[event.request] = Attempt(event)
-        self._turns[event.session, event.turn].attempts.append(attempt)
-
-    def _granted(self, event: Granted) -> None:
-        self._attempts[event.request].grant = event
-
-    def _prefilled(self, event: Prefilled) -> None:
-        self._attempts[event.request].prefilled = event
-
-    def _decoded(self, event: Decoded) -> None:
-        attempt = self._attempts[event.request]
-        attempt.runs.append(Run(event.position, event.tokens, event.version))
-        attempt.decoded_tokens += event.tokens
-
-    def _ended(self, event: Ended) -> None:
-        self._attempts[event.request].ended.append(event)
-
-    def _delivered(self, event: Delivered) -> None:
-        self._attempts[event.request].delivered = event
-
-    def _discarded(self, event: Discarded) -> None:
-        self._attempts[event.request].discarded = event
-
-    def _turn_ended(self, event: TurnEnded) -> None:
-        self._turns[event.session, event.turn].ended = event
-
-    def _cancelled(self, event: Cancelled) -> None:
-        self.sessions[event.session].cancelled = event
-
-    def _session_ended(self, event: SessionEnded) -> None:
-        self.sessions[event.session].ended = event
-
-    @classmethod
-    def of(cls, sessions: dict[int, SessionRecord]) -> "Ledger":
-        """A ledger of sessions that were booked already."""
-        ledger = cls(())
-        ledger.sessions = sessions
-        ledger.attempts = [each for record in sessions.values() for turn in record.turns for each in turn.attempts]
-        return ledger
-
-    def forget(self, session: int) -> None:
-        """Lets go of a session, its turns and its attempts."""
-        for turn in self.sessions.pop(session).turns:
-            del self._turns[session, turn.started.turn]
-            for attempt in turn.attempts:
-                del self._attempts[attempt.sent.request]
-
-    def turn_outcome(self, session: int, turn: int) -> str | None:
-        """How a turn ended; None while it has not."""
-        turns = self.sessions[session].turns if session in self.sessions else []
-        ended = turns[turn].ended if turn < len(turns) else None
-        return None if ended is None else ended.outcome
-
-    def turns(self) -> list[tuple[int, TurnRecord]]:
-        """All turns with their session's index."""
-        return self._in_order
-
-    @cached_property
-    def _in_order(self) -> list[tuple[int, TurnRecord]]:
-        return [(index, turn) for index, session in self.sessions.items() for turn in session.turns]
-
-
-BOOKED: dict[type[Any], Callable[[Ledger, Any], None]] = {
-    TurnStarted: Ledger._turn_started,
-    Sent: Ledger._sent,
-    Granted: Ledger._granted,
-    Prefilled: Ledger._prefilled,
-    Decoded: Ledger._decoded,
-    Ended: Ledger._ended,
-    Delivered: Ledger._delivered,
-    Discarded: Ledger._discarded,
-    TurnEnded: Ledger._turn_ended,
-    Cancelled: Ledger._cancelled,
-    SessionEnded: Ledger._session_ended,
-}
-"""The events that the ledger is made of. Looked up by type, since `match` costs ten times as much an event."""
-
-
-Derived = TypeVar("Derived")
+"""What a message asks of a balancer: a replica for a request, the slot of one given back, replicas added or removed,
+or that it forget which session went where."""
 
 MOST_RAISED_KEPT = 100
 
+CHAPTER_EVENTS = 8192
+
+WHOLE_EVENTS = 1 << 16
+"""A trace of fewer events has the digest of a list."""
+
+
+class EventsNotKept(RuntimeError):
+    """The events were asked for of a trace that hands them on and keeps none."""
+
+
+class Observer(Protocol):
+    """Whoever is handed the events of a run while it goes on."""
+
+    def take(self, trace: "Trace", events: Sequence[Event]) -> None:
+        """What happened next on `trace`: a chapter of any length, never changed afterwards. The last event of the last
+        chapter is `WorldEnded`. The sequence itself is not to be kept."""
+
 
 class Trace:
-    """The events of one run in the order in which they happened."""
+    """The events of one run in the order in which they happened: kept, or handed on to observers and forgotten.
 
-    def __init__(self, sessions: int) -> None:
-        self.events: list[Event] = []
-        self.add: Callable[[Event], None] = self.events.append
-        """Takes an event, unless the trace is sealed."""
+    `sessions`: how many there are. `roles`: what the kinds of messages to this world's balancer ask for; a kind that
+    is not among them asks for nothing that is followed. `observers`: they are handed all events in chapters of about
+    `chapter_events`, and the trace keeps none; None: it keeps them all, as `events` and `ledger`. All else is the same
+    for both.
+    """
+
+    def __init__(
+        self,
+        sessions: int,
+        roles: Mapping[str, Role] = MappingProxyType({}),
+        observers: Sequence[Observer] | None = None,
+        chapter_events: int = CHAPTER_EVENTS,
+    ) -> None:
+        self.roles = roles
         self.raised: dict[tuple[int, int], StackSummary] = {}
         """Where the exception of a call came from, by (session, turn), for the first `MOST_RAISED_KEPT`. No event: it
         differs from machine to machine."""
         self.factory_raised = False
         """Whether there is no client: its factory raised over a config that is odd on purpose."""
+        self.end: WorldEnded | None = None
+        """How the run ended; None while it has not."""
         self._sessions = sessions
-        self._derived: dict[Any, Any] = {}
+        self._events: list[Event] = []
+        """All of them, or those that are still to be handed on."""
+        self._open: list[Event] = []
+        """May still be amended, in the order added."""
+        self._observers = observers
+        self._chapter_events = self._due = chapter_events
+        self._digest = Digest()
+        """Of the events that were handed on."""
+        self.add: Callable[[Event], None] = self._events.append if observers is None else self._add
+        """Takes an event, unless the trace is closed."""
 
-    def amend(self, event: Event, amended: Event) -> None:
-        """Puts another event in the place of one that is on the trace."""
-        for position in range(len(self.events) - 1, -1, -1):
-            if self.events[position] is event:
-                self.events[position] = amended
-                return
+    @property
+    def keeps(self) -> bool:
+        """Whether the events can be read when the run is over."""
+        return self._observers is None
 
-    def seal(self, end: WorldEnded) -> None:
-        """The last event."""
-        self.add(end)
-        self.close()
-
-    def close(self) -> None:
-        """Takes no more events: what tasks still do while the world is torn down is not part of the run."""
-        unheard: list[Event] = []
-        self.add = unheard.append
+    @property
+    def events(self) -> list[Event]:
+        """All events so far. Raises `EventsNotKept` where they are handed on."""
+        if self._observers is not None:
+            raise EventsNotKept("this trace hands its events on to observers and keeps none")
+        return self._events
 
     @cached_property
     def ledger(self) -> Ledger:
-        """The ledger, built once, when the run is over."""
+        """The ledger, built once, when the run is over. Raises `EventsNotKept` as `events` does."""
         return Ledger(range(self._sessions), self.events)
 
     @property
     def is_done(self) -> bool:
         """Whether everything in the run came to its end."""
-        end = self.events[-1]
-        return isinstance(end, WorldEnded) and end.reason == "done"
+        return self.end is not None and self.end.reason == "done"
 
-    def derived(self, make: "Callable[[Trace, Case], Derived]", case: Case) -> Derived:
-        """What `make` derives from the finished trace, made once."""
-        if make not in self._derived:
-            self._derived[make] = make(self, case)
-        result: Derived = self._derived[make]
-        return result
+    def add_open(self, event: Event) -> None:
+        """Takes an event of which it is not yet known how it will read: `amend` closes it. It and all later ones are
+        not handed on before."""
+        self._open.append(event)
+        self.add(event)
 
-    def know(self, make: "Callable[[Trace, Case], Derived]", result: Derived) -> None:
-        """Sets what `make` would derive."""
-        self._derived[make] = result
+    def amend(self, event: Event, amended: Event) -> None:
+        """Puts `amended`, which may be the event itself, in the place of one that was added open. Nothing happens where
+        the trace was closed before."""
+        if not any(each is event for each in self._open):
+            return
+        self._open = [each for each in self._open if each is not event]
+        self._events[self._place(event)] = amended
+
+    def seal(self, end: WorldEnded) -> None:
+        """Takes the last event."""
+        self.add(end)
+        self.end = end
+        self.close()
+        if self._observers is not None:
+            self._hand_on()
+
+    def close(self) -> None:
+        """Takes no more events: what tasks still do while the world is torn down is not part of the run."""
+        self.add = _unheard
+        self._open.clear()
 
     def digest(self) -> str:
-        """A hash of every event: equal for equal runs, in any process."""
-        return hashlib.blake2b(packed(self.events), digest_size=16).hexdigest()
+        """A hash of every event, equal for equal runs, in any process; for when the run is over. See `Digest`."""
+        if self._observers is not None:
+            return self._digest.text()
+        digest = Digest()
+        digest.take(self._events)
+        return digest.text()
+
+    def _add(self, event: Event) -> None:
+        self._events.append(event)
+        if len(self._events) >= self._due:
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Hands on what is final."""
+        assert self._observers is not None
+        events = self._events
+        final = self._place(self._open[0]) if self._open else len(events)
+        chapter = events[:final]
+        del events[:final]
+        self._due = len(events) + self._chapter_events
+        if chapter:
+            self._digest.take(chapter)
+            for observer in self._observers:
+                observer.take(self, chapter)
+
+    def _place(self, event: Event) -> int:
+        return next(i for i in range(len(self._events) - 1, -1, -1) if self._events[i] is event)
 
 
-def packed(events: list[Event]) -> bytes:
-    """Events as bytes, to be hashed."""
+def _unheard(event: Event) -> None:
+    del event
+
+
+class Digest:
+    """The digest of a trace, from its events in chapters of any length: BLAKE2b of 16 bytes, as hexadecimal digits.
+
+    Hashed are the events in MessagePack, one after the other. Where they are fewer than `WHOLE_EVENTS`, the header of
+    an array of so many comes first, so that what is hashed is the MessagePack of the list of events; a longer trace has
+    no header, as its length is known too late. Until there are so many, their bytes are kept: some megabytes. An event
+    with an integer of more than 64 bits is a byte string with the event in JSON.
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._num_events = 0
+        self._whole: list[bytes] = []
+        """What is not in the hash yet, since the trace may turn out to be short."""
+
+    def take(self, events: Sequence[Event]) -> None:
+        """What happened next."""
+        self._num_events += len(events)
+        self._whole.append(_packed(events))
+        if self._num_events >= WHOLE_EVENTS:
+            for packed in self._whole:
+                self._hash.update(packed)
+            self._whole.clear()
+
+    def text(self) -> str:
+        """The digest of what was taken."""
+        if self._num_events >= WHOLE_EVENTS:
+            return self._hash.hexdigest()
+        whole = hashlib.blake2b(_array_header(self._num_events), digest_size=16)
+        for packed in self._whole:
+            whole.update(packed)
+        return whole.hexdigest()
+
+
+def _array_header(length: int) -> bytes:
+    """What MessagePack puts in front of so many things in an array."""
+    if length < 16:
+        return bytes([0x90 | length])
+    if length < 1 << 16:
+        return b"\xdc" + length.to_bytes(2, "big")
+    return b"\xdd" + length.to_bytes(4, "big")
+
+
+def _packed(events: Sequence[Event]) -> bytes:
+    """Events in MessagePack, one after the other."""
     try:
-        return _encoder.encode(events)
+        return _encoder.encode(events)[len(_array_header(len(events))) :]
     except OverflowError:  # a client made an integer of more than 64 bits
-        return msgspec.json.encode(events, enc_hook=_plain)
+        return b"".join([_packed_event(event) for event in events])
+
+
+def _packed_event(event: Event) -> bytes:
+    try:
+        return _encoder.encode(event)
+    except OverflowError:
+        return _encoder.encode(msgspec.json.encode(event, enc_hook=_plain))
 
 
 def _plain(value: Any) -> Any:
@@ -473,16 +227,3 @@ def _plain(value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-
-
-def spelled(error: BaseException) -> str:
-    """An error as text that is the same in every process."""
-    return without_addresses(f"{type(error).__name__}: {error}")
-
-
-def without_addresses(text: str) -> str:
-    """A text without the memory addresses that the repr of an object has."""
-    return _ADDRESS.sub("…", text) if "x" in text else text
-
-
-_ADDRESS = re.compile(r"0?x[0-9a-f]{8,}\b")

@@ -91,12 +91,6 @@ def test_d1_is_judged_by_running_twice():
     assert corpus.replay(Path("p"), entry, load_sut("reference:counts-worlds")).observed == ["D1"]
 
 
-def test_of_repeated_sessions_d1_tells_the_digests():
-    case = Case(Budget(4, 4), (Session(1),), replicas=2, repeat=3)
-    (found,) = [each for each in corpus.violations(case, load_sut("reference:counts-worlds")) if each.invariant == "D1"]
-    assert "have the digests" in found.message
-
-
 def test_names_of_finds_are_safe_on_any_file_system():
     name = corpus.file_name("B1", "../my.module:make/it", "0123456789abcdef")
     assert name == "B1-..-my.module-make-it-01234567.json"

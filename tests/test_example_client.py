@@ -10,12 +10,13 @@ import pytest
 
 from sim import corpus
 from sim.case import Budget, Case, ClientView, Limit, Session
-from sim.invariants import KINDS, judge
+from sim.events import Logged
+from sim.invariants.judging import judge
+from sim.invariants.kinds import KINDS
 from sim.search import campaign as campaign_module
 from sim.search.classics import classic_cases
 from sim.sut.registry import load_sut, sut_of
 from sim.testing import search
-from sim.trace import Logged
 from sim.world import run_world
 
 ROOT = Path(__file__).parent.parent

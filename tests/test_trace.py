@@ -1,30 +1,34 @@
-"""Trace: the digest tells runs apart, the ledger adds up, the seal holds."""
+"""Trace: the digest tells runs apart, the seal holds, and what is handed on is what would be kept."""
 
+import hashlib
 import subprocess
 import sys
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sim import trace as trace_module
 from sim.case import Budget, Case, Session, Turn, dumps
-from sim.faults import AbortAll, AfterTokens
-from sim.sut.registry import CLEAN, load_sut
-from sim.trace import (
+from sim.events import (
     Admitted,
-    Cancelled,
     Decoded,
     Delivered,
     Discarded,
     Ended,
+    FaultFired,
     Granted,
     Logged,
-    Run,
     Sent,
     SessionEnded,
-    Trace,
     TurnEnded,
     TurnStarted,
     WorldEnded,
 )
+from sim.faults import AbortAll, AfterTokens
+from sim.sut.registry import CLEAN, load_sut
+from sim.trace import EventsNotKept, Trace
 from sim.world import run_world
 
 TWO_ATTEMPTS = (
@@ -47,43 +51,11 @@ TWO_ATTEMPTS = (
 )
 
 
-def traced(*events, sessions=1):
-    trace = Trace(sessions)
-    trace.events.extend(events)
+def traced(*events, sessions=1, **settings):
+    trace = Trace(sessions, **settings)
+    for event in events:
+        trace.add(event)
     return trace
-
-
-def test_ledger_gathers_attempts_under_their_turn():
-    ledger = traced(*TWO_ATTEMPTS).ledger
-
-    (turn,) = ledger.sessions[0].turns
-    assert turn.decoded_tokens == 6
-    assert [attempt.runs for attempt in turn.attempts] == [[Run(4, 3, 0)], [Run(7, 2, 0), Run(9, 1, 1)]]
-    assert [attempt.grant.tokens for attempt in turn.attempts] == [10, 7]
-    assert [[ended.outcome for ended in attempt.ended] for attempt in turn.attempts] == [["abort"], ["stop"]]
-    assert [attempt.delivered.tokens for attempt in turn.attempts] == [3, 3]
-    assert ledger.sessions[0].ended == SessionEnded(60, 0, "ok", 6, 6)
-    assert list(ledger.turns()) == [(0, turn)]
-    assert ledger.turn_outcome(0, 0) == "ok"
-    assert ledger.turn_outcome(0, 1) is None
-
-
-def test_ledger_tells_an_answer_that_found_no_caller():
-    ledger = traced(
-        TurnStarted(0, 0, 0, 4),
-        Sent(0, 0, 0, 0, 0, 0, 4, {}),
-        Cancelled(5, 0),
-        TurnEnded(5, 0, 0, "cancelled", (), None, None, None, None),
-        Decoded(30, 0, 4, 3, 0),
-        Ended(30, 0, "length", 3),
-        Discarded(30, 0, 3),
-        WorldEnded(30, "done"),
-    ).ledger
-
-    assert ledger.attempts[0].delivered is None
-    assert ledger.attempts[0].discarded == Discarded(30, 0, 3)
-    assert ledger.sessions[0].cancelled == Cancelled(5, 0)
-    assert ledger.turn_outcome(0, 0) == "cancelled"
 
 
 def test_digest_is_the_events_and_nothing_else():
@@ -111,7 +83,131 @@ def test_nothing_is_added_to_a_sealed_trace():
 
 @pytest.mark.parametrize("reason", ["deadlock", "horizon", "livelock"])
 def test_a_run_that_ended_otherwise_is_not_done(reason):
-    assert not traced(WorldEnded(1, reason)).is_done
+    trace = Trace(1)
+    trace.seal(WorldEnded(1, reason))
+    assert not trace.is_done
+    assert trace.end.reason == reason
+
+
+# Kept, or handed on
+
+
+class Reader:
+    """Keeps what it is handed, chapter by chapter."""
+
+    def __init__(self):
+        self.chapters = []
+
+    def take(self, trace, events):
+        self.chapters.append(list(events))
+
+    @property
+    def events(self):
+        return [event for chapter in self.chapters for event in chapter]
+
+
+def handed_on(events, chapter_events):
+    """The same events, on a trace that keeps none; and its reader."""
+    reader = Reader()
+    trace = Trace(1, observers=[reader], chapter_events=chapter_events)
+    for event in events[:-1]:
+        trace.add(event)
+    trace.seal(events[-1])
+    return trace, reader
+
+
+def test_all_events_are_handed_on_in_chapters():
+    trace, reader = handed_on(TWO_ATTEMPTS, 5)
+    assert reader.events == list(TWO_ATTEMPTS)
+    assert [len(chapter) for chapter in reader.chapters] == [5, 5, 5, 1]
+    assert trace.is_done
+    assert not trace.keeps
+
+
+@pytest.mark.parametrize("name", ["events", "ledger"])
+def test_what_is_not_kept_cannot_be_read(name):
+    trace, _ = handed_on(TWO_ATTEMPTS, 5)
+    with pytest.raises(EventsNotKept, match="hands its events on to observers and keeps none"):
+        getattr(trace, name)
+
+
+FIRED = FaultFired(5, 0, "abort_all")
+FAILED = FaultFired(5, 0, "abort_all", "RuntimeError: no")
+
+
+def with_an_open_event(trace, amended):
+    trace.add(Logged(0, "client", "before"))
+    trace.add_open(FIRED)
+    for number in range(20):
+        trace.add(Logged(number, "client", "meanwhile"))
+    if amended is not None:
+        trace.amend(FIRED, amended)
+    for number in range(20):
+        trace.add(Logged(number, "client", "after"))
+    trace.seal(WorldEnded(30, "done"))
+    return trace
+
+
+@pytest.mark.parametrize("amended", [FAILED, FIRED, None], ids=["failed", "went well", "was never over"])
+@pytest.mark.parametrize("chapter_events", [1, 2, 7, 100])
+def test_an_event_that_is_open_is_handed_on_as_it_reads_in_the_end(chapter_events, amended):
+    kept, reader = with_an_open_event(Trace(1), amended), Reader()
+    trace = with_an_open_event(Trace(1, observers=[reader], chapter_events=chapter_events), amended)
+    assert kept.events[1] == (amended or FIRED)
+    assert reader.events == kept.events
+    assert trace.digest() == kept.digest()
+
+
+def test_two_events_may_be_open_at_once():
+    reader = Reader()
+    trace = Trace(1, observers=[reader], chapter_events=1)
+    second = FaultFired(6, 1, "abort_all")
+    trace.add_open(FIRED)
+    trace.add_open(second)
+    trace.amend(second, second)
+    assert reader.events == []
+    trace.amend(FIRED, FAILED)
+    trace.seal(WorldEnded(7, "done"))
+    assert reader.events == [FAILED, second, WorldEnded(7, "done")]
+
+
+def test_nothing_is_amended_once_the_trace_is_closed():
+    trace = Trace(1)
+    trace.add_open(FIRED)
+    trace.seal(WorldEnded(7, "deadlock"))
+    trace.amend(FIRED, FAILED)
+    assert trace.events == [FIRED, WorldEnded(7, "deadlock")]
+
+
+EVENTS = st.lists(st.builds(Logged, st.integers(0, 2**40), st.just("client"), st.text(max_size=30)), max_size=60)
+ODD = st.builds(Sent, *[st.just(0)] * 7, st.dictionaries(st.just("max_tokens"), st.sampled_from([5, 2**70, None])))
+
+
+@given(EVENTS)
+def test_the_digest_of_a_short_trace_is_that_of_a_list(events):
+    expected = hashlib.blake2b(msgspec.msgpack.encode(events), digest_size=16).hexdigest()
+    assert traced(*events).digest() == expected
+
+
+@pytest.mark.parametrize("whole_events", [1, 13, 1 << 16])
+@given(st.lists(EVENTS | st.lists(ODD, max_size=3), min_size=1, max_size=5), st.integers(1, 20))
+def test_the_digest_is_the_same_whether_events_are_kept_or_handed_on(whole_events, parts, chapter_events):
+    events = [*(event for part in parts for event in part), WorldEnded(1, "done")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace_module, "WHOLE_EVENTS", whole_events)
+        trace, _ = handed_on(events, chapter_events)
+        assert trace.digest() == trace.digest() == traced(*events).digest()
+
+
+def test_the_digest_of_a_long_trace_tells_its_events_apart():
+    events = [Logged(number, "client", "") for number in range(trace_module.WHOLE_EVENTS + 3)]
+    digests = {traced(*events[:length]).digest() for length in range(len(events) - 6, len(events))}
+    assert len(digests) == 6
+
+
+def test_an_integer_of_more_than_64_bits_is_in_the_digest():
+    digests = {traced(Sent(0, 0, 0, 0, 0, 0, 4, {"max_tokens": 2**70 + more})).digest() for more in (0, 1)}
+    assert len(digests) == 2
 
 
 # D1: the same case gives the same digest.

@@ -1,29 +1,20 @@
 """Virtual time: an asyncio event loop on a SimPy clock, the orders it runs in, and the taming of all else."""
 
-from sim.clock.loop import (
-    NS_PER_S,
-    Chooser,
-    Deadlock,
-    Deviation,
-    Deviations,
-    Fifo,
-    Horizon,
-    Order,
-    RandomOrder,
-    StepCap,
-    VirtualLoop,
-    Waiting,
-    tamed,
-    to_ns,
-)
+from sim.clock.endings import Deadlock, Horizon, StepCap, Waiting
+from sim.clock.loop import VirtualLoop
+from sim.clock.nanoseconds import NS_PER_S, to_ns
+from sim.clock.orders import Chooser, Deviation, Fifo, FifoExcept, Order, RandomOrder
+from sim.clock.taming import tamed
+from sim.clock.watchdog import Blocked, watched
 
 __all__ = [
     "NS_PER_S",
+    "Blocked",
     "Chooser",
     "Deadlock",
     "Deviation",
-    "Deviations",
     "Fifo",
+    "FifoExcept",
     "Horizon",
     "Order",
     "RandomOrder",
@@ -32,4 +23,5 @@ __all__ = [
     "Waiting",
     "tamed",
     "to_ns",
+    "watched",
 ]

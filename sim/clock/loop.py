@@ -1,15 +1,16 @@
-"""An asyncio event loop on a SimPy clock, and the taming of everything else that is not reproducible.
+"""An asyncio event loop on a SimPy clock.
 
 Virtual time is an integer number of nanoseconds in `simpy.Environment.now`, so sums of delays are exact. It moves only
 when nothing is ready, straight to the next timer or SimPy event.
 
 Whatever becomes ready at one instant (callbacks, due timers, SimPy events) stands in one list, in order of arrival, and
 an `Order` picks what runs next: ties between a client and a server are a choice of the schedule, never an accident of a
-heap. The picks that were not first in line are recorded; `Deviations(loop.deviations)` runs the same schedule again.
+heap. The picks that were not first in line are recorded; `FifoExcept(loop.deviations)` runs the same schedule again.
 
 Timeouts, TaskGroup, context variables and async generators come from CPython itself: `VirtualLoop` subclasses
 `asyncio.BaseEventLoop` and replaces only what touches the clock, the selector or a thread. The C-accelerated Task and
-Future call back into `call_soon`, so a loop written from scratch would be slower and less faithful.
+Future call back into `call_soon`, so a loop written from scratch would be slower and less faithful. The price is that
+this file overrides private methods of CPython's loop and uses its private fields, which a new version may change.
 """
 
 from __future__ import annotations
@@ -18,219 +19,40 @@ import asyncio
 import concurrent.futures
 import contextvars
 import functools
-import gc
 import itertools
 import math
-import os
-import random
 import sys
 import threading
-import time
-import uuid
-import weakref
 from array import array
-from asyncio import events
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar, TypeVarTuple
+from collections.abc import Callable
+from contextlib import suppress
+from heapq import heappop
+from typing import Any, TypeVar, TypeVarTuple
 
 import simpy
 from simpy.events import NORMAL
 
-__all__ = [
-    "NS_PER_S",
-    "Deadlock",
-    "Deviation",
-    "Deviations",
-    "Fifo",
-    "Horizon",
-    "Order",
-    "RandomOrder",
-    "StepCap",
-    "VirtualLoop",
-    "Waiting",
-    "tamed",
-    "to_ns",
-]
-
-NS_PER_S = 1_000_000_000
-
-_LAST = NORMAL + 1
-"""SimPy priority of what comes when all else at its instant has happened."""
+from sim.clock.agenda import LAST, Agenda, Timer
+from sim.clock.endings import Deadlock, Horizon, StepCap, Waiting
+from sim.clock.executors import InlineJobs
+from sim.clock.names import callback_name, waits_on
+from sim.clock.nanoseconds import NS_PER_S, to_ns
+from sim.clock.orders import Deviation, Fifo, Order
+from sim.clock.refusals import NothingOutside
+from sim.clock.tasks import Future, OrderedWeakSet, Task
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-
-def to_ns(seconds: float) -> int:
-    """Seconds as whole nanoseconds, rounded to the nearest. NaN and infinity are a ValueError."""
-    if not math.isfinite(seconds):
-        raise ValueError(f"a virtual time must be a finite number of seconds, not {seconds!r}")
-    return round(seconds * NS_PER_S)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Orders: which of the ready callbacks runs next
-
-
-class Deviation(NamedTuple):
-    """At loop step `step`, ready entry number `pick` ran (0 would be FIFO)."""
-
-    step: int
-    pick: int
-
-
-Chooser = Callable[[int, Sequence[asyncio.Handle]], int]
-"""(step, ready entries in order of arrival) → index of the one to run; asked only when there are at least two."""
-
-
-class Order(Protocol):
-    """A policy for the order of ready callbacks. Orders are plain values; what a run draws lives in its chooser."""
-
-    def chooser(self) -> Chooser | None:
-        """A fresh chooser for one run, or None: always the first in line."""
-
-
-@dataclass(frozen=True)
-class Fifo:
-    """First come, first served, as in asyncio."""
-
-    def chooser(self) -> Chooser | None:
-        return None
-
-
-@dataclass(frozen=True)
-class RandomOrder:
-    """Each ready callback is as likely as any other to run next; the seed decides."""
-
-    seed: int
-
-    def chooser(self) -> Chooser | None:
-        draw = random.Random(self.seed).random
-        return lambda _step, ready: int(draw() * len(ready))
-
-
-@dataclass(frozen=True)
-class Deviations:
-    """FIFO, except at the listed steps. A pick beyond the end takes the last in line, so a shrunk list stays usable."""
-
-    deviations: tuple[Deviation, ...] = ()
-
-    def __post_init__(self) -> None:
-        for deviation in self.deviations:
-            step, pick = deviation
-            if step < 0 or pick < 0:
-                raise ValueError(f"a deviation's step and pick must not be negative, got {deviation!r}")
-
-    def chooser(self) -> Chooser | None:
-        if not self.deviations:
-            return None
-        picks = dict(self.deviations)
-        return lambda step, ready: min(picks.get(step, 0), len(ready) - 1)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# How a run can end badly
-
-
-class Waiting(NamedTuple):
-    """A task and, outermost first, the coroutines it stands in and what the innermost one awaits."""
-
-    task: str
-    waits_on: str
-
-
-class Deadlock(Exception):
-    """Nothing is ready, nothing is timed, and the run is not over."""
-
-    def __init__(self, now_ns: int, waiting: tuple[Waiting, ...]) -> None:
-        self.waiting = waiting
-        lines = [f"deadlock at {now_ns} ns: nothing is ready and nothing is timed"]
-        lines += [f"  {task} waits on {waits_on}" for task, waits_on in waiting] or ["  no task is left"]
-        super().__init__("\n".join(lines))
-
-
-class StepCap(Exception):
-    """Too many callbacks ran at one instant: something polls without letting time pass."""
-
-    def __init__(self, now_ns: int, max_steps: int, ran_most: tuple[tuple[str, int], ...]) -> None:
-        self.ran_most = ran_most
-        lines = [f"more than {max_steps} callbacks at one instant ({now_ns} ns); of the last ones ran most:"]
-        lines += [f"  {count} × {name}" for name, count in ran_most]
-        super().__init__("\n".join(lines))
-
-
-class Horizon(Exception):
-    """Virtual time would pass `until_ns`. The clock has not moved; raise the horizon and the run can go on."""
-
-    def __init__(self, next_ns: int, until_ns: int) -> None:
-        super().__init__(f"the next event is at {next_ns} ns, past the horizon of {until_ns} ns")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What the loop makes
-
-
-class _Numbered:
-    """Hash by serial number, not by address, so that sets of tasks and futures iterate alike in every process.
-
-    The number is given at the first hash. A task is hashed as it registers itself, hence in order of creation.
-    A future that the loop did not make, `asyncio.Future()` or what `gather` returns, still hashes by address.
-    """
-
-    __slots__ = ()
-
-    def __hash__(self: Any) -> int:
-        try:
-            return self._serial  # type: ignore[no-any-return]
-        except AttributeError:
-            self._serial = serial = next(self._loop._serials)
-            return serial  # type: ignore[no-any-return]
-
-
-class _Task(_Numbered, asyncio.Task[Any]):
-    __slots__ = ("_serial",)
-
-
-class _Future(_Numbered, asyncio.Future[Any]):
-    __slots__ = ("_maker", "_serial")
-    _maker: str | Any  # text, or the code object of the function that made it
-
-
-class _TimerHandle(asyncio.TimerHandle):
-    """A timer. It stands in SimPy's heap itself, and has what SimPy wants of an event there."""
-
-    __slots__ = ()
-    _loop: VirtualLoop
-    _scheduled: bool  # it stands in SimPy's heap
-    _ok = True
-    _value = None
-    callbacks = property(lambda self: [self._loop._timer_due], lambda _self, _none: None)
-    """For whoever steps the environment by hand."""
-
-
-class _InOrder(weakref.WeakKeyDictionary[Any, None]):
-    """A weak set that remembers insertion order; a WeakSet would close async generators in order of address."""
-
-    def add(self, item: Any) -> None:
-        self[item] = None
-
-    def discard(self, item: Any) -> None:
-        self.pop(item, None)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The loop
-
+_FIFO = Fifo()
 _CENSUS_STEPS = 1000  # how many of the last steps before a StepCap are counted by name
+_CENSUS_NAMES = 5  # how many of the names it tells
 _CLOSE_STEPS = 10_000  # what closing a loop may spend on the tasks that are left
 _CLOSE_ROUNDS = 3  # how often it cancels a task that carries on regardless
 
 
-class VirtualLoop(asyncio.BaseEventLoop):
+class VirtualLoop(NothingOutside):
     """An asyncio event loop in virtual time.
 
     `env` is the SimPy environment to live in (a new one by default); its other events and processes run along. Times in
@@ -247,7 +69,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _debug: bool
     _stopping: bool
     _thread_id: int | None
-    _timer_cancelled_count: int
     _exception_handler: Any
     _task_factory: Any
     _default_executor: concurrent.futures.Executor | None
@@ -260,7 +81,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(
         self,
         env: simpy.Environment | None = None,
-        order: Order = Fifo(),
+        order: Order = _FIFO,
         *,
         max_steps_per_instant: int = 100_000,
         keeps_deviations: bool = True,
@@ -275,8 +96,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.steps = 0  # ready entries taken so far, and SimPy's urgent events; cancelled entries count too
         self.until_ns = until_ns
         self.max_steps_per_instant = max_steps_per_instant
-        # SimPy has no public way to see or take what is due, nor to move the clock without running an event.
-        self._queue: list[Any] = self.env._queue
+        self.numbers = itertools.count()  # what its tasks and futures hash by
+        self._agenda = Agenda(self.env)
         self._choose = order.chooser()
         # Both keep the order of arrival; taking from the middle is faster in a list, from the left in a deque.
         self._ready: Any = deque() if self._choose is None else []
@@ -284,33 +105,28 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._deviation_steps = array("q")
         self._deviation_picks = array("q")
         self._step_limit = max_steps_per_instant
-        self._census: Counter[str] | None = None
+        self._census: Counter[str] | None = None  # names of the steps since the cap came close
         self._idle_ends_run = False
         self._closing = False
-        self._serials = itertools.count()
         self._task_numbers = itertools.count(1)
-        self._lanes: weakref.WeakKeyDictionary[concurrent.futures.Executor, deque[Callable[[], None]]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._asyncgens = _InOrder()
+        self._jobs = InlineJobs()
+        self._asyncgens = OrderedWeakSet()
 
     # -- time and timers
 
     @property
     def now_ns(self) -> int:
         """Virtual time in nanoseconds."""
-        return self.env._now  # type: ignore[return-value]  # only whole numbers get in: _advance sees to it
+        return self.env._now  # type: ignore[return-value]  # as env.now, in half the time; whole, since the agenda checks
 
     def time(self) -> float:
         """Virtual time in seconds."""
-        return self.env._now / NS_PER_S
+        return self.now_ns / NS_PER_S
 
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         """As in asyncio; infinity is a timer that never fires, NaN a ValueError."""
-        if delay is None:
-            raise TypeError("delay must not be None")
         when_ns = None if delay == math.inf else self.now_ns + to_ns(delay)
         return self._timer(when_ns, callback, args, context)
 
@@ -318,15 +134,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         """As in asyncio; `when` is in seconds, rounded to the nearest nanosecond."""
-        if when is None:
-            raise TypeError("when cannot be None")
         return self._timer(None if when == math.inf else to_ns(when), callback, args, context)
 
     def call_at_ns(
         self, when_ns: int, callback: Callable[[*Ts], object], *args: *Ts, last: bool = False
     ) -> asyncio.TimerHandle:
         """`call_at`, in nanoseconds. `last`: once all else at that instant has happened, what it led to included."""
-        return self._timer(when_ns, callback, args, None, _LAST if last else NORMAL)
+        return self._timer(when_ns, callback, args, None, LAST if last else NORMAL)
 
     def _timer(
         self,
@@ -342,40 +156,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._check_thread()
             self._check_callback(callback, "call_at")
         if when_ns is None:
-            return _TimerHandle(math.inf, callback, args, self, context)
-        handle = _TimerHandle(when_ns / NS_PER_S, callback, args, self, context)
-        env = self.env
-        now = env._now
-        heappush(self._queue, (when_ns if when_ns > now else now, priority, next(env._eid), handle))  # as env.schedule
-        handle._scheduled = True
-        return handle
-
-    def _timer_due(self, handle: _TimerHandle) -> None:
-        handle._scheduled = False
-        if handle._cancelled:
-            self._timer_cancelled_count -= 1
-        else:
-            self._ready.append(handle)
-
-    def _timer_handle_cancelled(self, handle: _TimerHandle) -> None:
-        """Sweep the heap once most of it is cancelled: a wait_for leaves a timer behind for its whole timeout."""
-        if not handle._scheduled:
-            return
-        self._timer_cancelled_count += 1
-        if self._timer_cancelled_count > 100 and 2 * self._timer_cancelled_count > len(self._queue):
-            self._drop_timers(lambda handle: handle._cancelled)
-
-    def _drop_timers(self, unwanted: Callable[[_TimerHandle], bool]) -> None:
-        keep = []
-        for entry in self._queue:
-            event = entry[3]
-            if type(event) is _TimerHandle and unwanted(event):
-                event._scheduled = False
-            else:
-                keep.append(entry)
-        self._queue[:] = keep  # in place: SimPy and _run_once hold the list
-        heapify(self._queue)
-        self._timer_cancelled_count = sum(type(entry[3]) is _TimerHandle and entry[3]._cancelled for entry in keep)
+            return Timer(math.inf, callback, args, self, context)
+        timer = Timer(when_ns / NS_PER_S, callback, args, self, context)
+        self._agenda.add(timer, when_ns, priority)
+        return timer
 
     # -- ready callbacks
 
@@ -400,17 +184,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """Run as many callbacks as are ready now, as asyncio does; which ones is up to the order."""
-        ready, queue, choose = self._ready, self._queue, self._choose
-        now = self.env._now
-        if queue and queue[0][0] <= now and queue[0][1] <= NORMAL:
-            self._take_due(NORMAL)
+        ready, entries, choose = self._ready, self._agenda.entries, self._choose
+        now_ns = self.now_ns
+        if entries and entries[0][0] <= now_ns and entries[0][1] <= NORMAL:
+            self._take_due(now_ns, NORMAL)
         if not ready and not self._stopping:
             self._advance()
-            now = self.env._now
-        room = self._step_limit - self.steps
-        if ready and room < _CENSUS_STEPS:
-            self._count_names(room)
-        for _ in range(min(len(ready), room)):
+            now_ns = self.now_ns
+        steps_left = self._step_limit - self.steps
+        if ready and steps_left < _CENSUS_STEPS:
+            self._count_names(steps_left)
+        for _ in range(min(len(ready), steps_left)):
             if choose is None:
                 handle = ready.popleft()
             elif len(ready) == 1:
@@ -425,19 +209,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.steps += 1
             if not handle._cancelled:
                 handle._run()
-            if queue and queue[0][0] <= now and queue[0][1] <= NORMAL:
-                self._take_due(NORMAL)
+            if entries and entries[0][0] <= now_ns and entries[0][1] <= NORMAL:
+                self._take_due(now_ns, NORMAL)
 
-    def _take_due(self, lowest_priority: int) -> None:
-        """Move what SimPy has due at this instant into the ready list.
+    def _take_due(self, now_ns: int, lowest_priority: int) -> None:
+        """Move what the agenda has due by now into the ready list.
 
         Urgent events (a process's start, an interrupt) are no ties: SimPy promises that they come before all else at
         their instant, in order, and a process could not be understood without it. They run at once.
         """
-        queue, now = self._queue, self.env._now
-        while queue:
-            when_ns, priority, _, event = queue[0]
-            if when_ns > now or (priority > lowest_priority and when_ns == now):
+        entries, ready = self._agenda.entries, self._ready
+        while entries:
+            when_ns, priority, _, event = entries[0]
+            if when_ns > now_ns or (priority > lowest_priority and when_ns == now_ns):
                 return
             if priority < NORMAL:
                 if self.steps >= self._step_limit:
@@ -445,14 +229,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self.steps += 1
                 self.env.step()
                 continue
-            heappop(queue)
-            if type(event) is not _TimerHandle:
-                self._ready.append(asyncio.Handle(self._run_event, (event,), self))
-            elif event._cancelled:
-                self._timer_due(event)
-            else:
-                event._scheduled = False
-                self._ready.append(event)
+            heappop(entries)
+            if type(event) is not Timer:
+                ready.append(asyncio.Handle(self._run_event, (event,), self))
+            elif not event._cancelled:
+                ready.append(event)
 
     def _run_event(self, event: simpy.Event) -> None:
         """Let SimPy process an event that was taken off its heap, with SimPy's own treatment of failures."""
@@ -461,35 +242,30 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _advance(self) -> None:
         """Move the clock to the next event that is not cancelled, and make what is due there ready."""
-        queue = self._queue
-        while queue and type(queue[0][3]) is _TimerHandle and queue[0][3]._cancelled:
-            self._timer_due(heappop(queue)[3])
-        if not queue:
+        first = self._agenda.first()
+        if first is None:
             if not self._idle_ends_run:
-                raise Deadlock(self.now_ns, self._waiting())
+                raise Deadlock(self.now_ns, tuple(Waiting(task.get_name(), waits_on(task)) for task in self._pending()))
             self._stopping = True
             return
-        next_ns, priority = queue[0][:2]
-        if type(next_ns) is not int:
-            raise TypeError(f"virtual time is whole nanoseconds, but a SimPy event is due at {next_ns!r}")
+        next_ns, priority = first[:2]
         if self.until_ns is not None and next_ns > self.until_ns:
             raise Horizon(next_ns, self.until_ns)
-        assert next_ns >= self.env._now, "virtual time never goes back"
-        if next_ns > self.env._now:
-            self.env._now = next_ns
+        if next_ns != self.now_ns:
+            self._agenda.move_clock(next_ns)
             if not self._closing:
                 self._step_limit = self.steps + self.max_steps_per_instant
                 self._census = None
-        self._take_due(priority)
+        self._take_due(next_ns, priority)
 
-    def _count_names(self, room: int) -> None:
+    def _count_names(self, steps_left: int) -> None:
         """Close to the step cap, note what is about to run; at the cap, raise."""
         if self._census is None:
             self._census = Counter()
-        if room <= 0:
-            ran_most = sorted(self._census.items(), key=lambda item: (-item[1], item[0]))[:5]
+        if steps_left <= 0:
+            ran_most = sorted(self._census.items(), key=lambda item: (-item[1], item[0]))[:_CENSUS_NAMES]
             raise StepCap(self.now_ns, self.max_steps_per_instant, tuple(ran_most))
-        self._census.update(_callback_name(handle) for handle in itertools.islice(self._ready, room))
+        self._census.update(callback_name(handle) for handle in itertools.islice(self._ready, steps_left))
 
     # -- running
 
@@ -508,11 +284,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """As in asyncio, but with no handler set, what a callback raised ends the run instead of going to a log."""
-        if self._exception_handler is None and not self._closing and "handle" in context and "exception" in context:
+        if self._exception_handler is None and not self._closed and "handle" in context and "exception" in context:
             raise context["exception"]
         super().call_exception_handler(context)
 
-    # -- tasks and futures
+    # -- tasks, futures and executors
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None, **kwargs: Any) -> asyncio.Task[Any]:
         """As in asyncio; Task-3 is the third task of this loop, not of this process."""
@@ -522,28 +298,29 @@ class VirtualLoop(asyncio.BaseEventLoop):
             name = f"Task-{number}"
         if self._task_factory is not None:
             return super().create_task(coro, name=name, context=context, **kwargs)
-        return _Task(coro, loop=self, name=name, context=context, **kwargs)
+        task = Task(coro, loop=self, name=name, context=context, **kwargs)
+        hash(task)  # numbers it now; up to 3.13 CPython does so itself, as it keeps its tasks in a set
+        return task
 
     def create_future(self) -> asyncio.Future[Any]:
-        future = _Future(loop=self)
-        future._maker = sys._getframe(1).f_code
+        future = Future(loop=self)
+        future.maker = sys._getframe(1).f_code
         return future
 
     def wrap_event(self, event: simpy.Event) -> asyncio.Future[Any]:
         """A future with the outcome of a SimPy event. A failure goes to the future and no longer crashes SimPy."""
-        future = _Future(loop=self)
-        future._maker = f"SimPy {type(event).__name__}"
+        future = Future(loop=self)
+        future.maker = f"SimPy {type(event).__name__}"
 
         def settle(event: simpy.Event) -> None:
-            failure = None if event.ok else event.value
-            if failure is not None:
+            if not event.ok:
                 event.defused = True
             if future.done():  # cancelled meanwhile
                 return
-            if failure is None:
+            if event.ok:
                 future.set_result(event.value)
             else:
-                future.set_exception(failure)
+                future.set_exception(event.value)  # type: ignore[arg-type]
 
         if event.callbacks is None:  # processed already
             settle(event)
@@ -551,54 +328,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
             event.callbacks.append(settle)
         return future
 
-    def _waiting(self) -> tuple[Waiting, ...]:
-        return tuple(Waiting(task.get_name(), _waits_on(task)) for task in self._pending())
-
     def _pending(self) -> list[asyncio.Task[Any]]:
         tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
-        return sorted(tasks, key=lambda task: (not isinstance(task, _Task), hash(task)))
-
-    # -- executors: no thread; the work is one ready entry, the delivery of its result another
+        return sorted(tasks, key=lambda task: (not isinstance(task, Task), hash(task)))
 
     def run_in_executor(  # type: ignore[override]
         self, executor: concurrent.futures.Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Run `func` inline at a later step. It sees what it would see in a thread: a fresh context, no running loop.
-
-        An executor of one worker keeps its jobs in order; with more, the order of the loop decides.
-        """
+        """As in asyncio, but inline at a later step: there is no thread. See `InlineJobs`."""
         self._check_closed()
         if self._debug:
             self._check_callback(func, "run_in_executor")
         if executor is None:
             self._check_default_executor()
             executor = self._default_executor
-        if getattr(executor, "_shutdown", False):
-            raise RuntimeError("cannot schedule new futures after shutdown")
-        outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-        job = functools.partial(self._work, outcome, functools.partial(func, *args))
-        if executor is not None and getattr(executor, "_max_workers", None) == 1:
-            lane = self._lanes.setdefault(executor, deque())
-            lane.append(job)
-            self.call_soon(lambda: lane.popleft()())
-        else:
-            self.call_soon(job)
-        return asyncio.wrap_future(outcome, loop=self)
-
-    def _work(self, outcome: concurrent.futures.Future[T], func: Callable[[], T]) -> None:
-        if not outcome.set_running_or_notify_cancel():
-            return
-        events._set_running_loop(None)
-        try:
-            result = contextvars.Context().run(func)
-        except KeyboardInterrupt:  # meant for the run, not for the job
-            raise
-        except BaseException as error:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)
-        finally:
-            events._set_running_loop(self)
+        return self._jobs.submit(self, executor, functools.partial(func, *args))
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002
         """As in asyncio; there are no threads to wait for."""
@@ -646,7 +390,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             with suppress(Exception):  # it had its chance to clean up
                 task.get_coro().close()
-        self._drop_timers(lambda _handle: True)
+        self._agenda.drop_timers()
 
     def _finish(self, rest: asyncio.Future[Any]) -> None:
         """Run until `rest` is done or will not be."""
@@ -656,191 +400,3 @@ class VirtualLoop(asyncio.BaseEventLoop):
             pass
         except Exception as error:
             self.call_exception_handler({"message": "while the loop closed", "exception": error})
-
-
-def _refuse(name: str) -> Any:
-    def refused(self: VirtualLoop, *_args: Any, **_kwargs: Any) -> NoReturn:
-        raise NotImplementedError(
-            f"{name}: a virtual loop has no sockets, pipes, subprocesses, signals or name look-up"
-        )
-
-    refused.__name__ = name
-    return refused
-
-
-for _name in (
-    *("add_reader", "remove_reader", "add_writer", "remove_writer", "add_signal_handler", "remove_signal_handler"),
-    *("sock_recv", "sock_recv_into", "sock_recvfrom", "sock_recvfrom_into", "sock_sendall", "sock_sendto"),
-    *("sock_connect", "sock_accept", "sock_sendfile", "sendfile", "start_tls", "getaddrinfo", "getnameinfo"),
-    *("create_connection", "create_server", "create_unix_connection", "create_unix_server"),
-    *("create_datagram_endpoint", "connect_accepted_socket", "connect_read_pipe", "connect_write_pipe"),
-    *("subprocess_exec", "subprocess_shell"),
-):
-    setattr(VirtualLoop, _name, _refuse(_name))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Text for reports: no addresses, the same in every run
-
-
-def _waits_on(task: asyncio.Task[Any]) -> str:
-    chain = []
-    frame: Any = task.get_coro()
-    for _ in range(1000):
-        if not hasattr(frame, "__qualname__"):
-            break
-        chain.append(frame.__qualname__)
-        frame = getattr(frame, "cr_await", None) or getattr(frame, "gi_yieldfrom", None)
-    return " > ".join([*chain, _target(getattr(task, "_fut_waiter", None))])
-
-
-def _target(future: Any) -> str:
-    if future is None:
-        return "its turn"
-    if isinstance(future, asyncio.Task):
-        return f"task {future.get_name()}"
-    if isinstance(future, _Future):
-        maker = future._maker
-        return f"Future made by {maker if isinstance(maker, str) else maker.co_qualname}"
-    children = getattr(future, "_children", None)
-    if children:
-        return f"gather of {', '.join(_target(child) for child in children if not child.done())}"
-    return type(future).__name__
-
-
-def _callback_name(handle: Any) -> str:
-    callback = handle._callback
-    owner = getattr(callback, "__self__", None)
-    if isinstance(owner, asyncio.Task):
-        return f"{owner.get_name()} ({getattr(owner.get_coro(), '__qualname__', 'task')})"
-    if owner is not None and handle._args and isinstance(handle._args[0], simpy.Event):
-        return f"SimPy {type(handle._args[0]).__name__}"
-    while isinstance(callback, functools.partial):
-        callback = callback.func
-    return getattr(callback, "__qualname__", type(callback).__name__)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Taming what is global
-
-_EPOCH_NS = 1_704_067_200 * NS_PER_S  # time.time() at virtual time 0: 2024-01-01, so that dates look like dates
-_NODE = 0x02_00_00_00_00_01  # uuid1's "network address": locally administered, nobody's
-_START_THREAD = "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"
-_STREAM = 0x9E3779B97F4A7C15  # keeps the bytes of os.urandom apart from the global random's
-
-
-@contextmanager
-def tamed(loop: VirtualLoop, seed: int) -> Iterator[None]:
-    """While a world runs: clocks show virtual time, and every global source of randomness is drawn from the seed.
-
-    Tamed: `time.time`, `monotonic`, `perf_counter` and their `_ns` forms; `os.urandom` and with it `uuid4` and
-    `secrets`; `uuid1`; the global `random` and unseeded `random.Random()`; numpy's global state.
-    Garbage collection waits, since finalisers would run at moments that depend on earlier worlds.
-    Refused with a RuntimeError: `time.sleep` (it would block virtual time), threads, a second event loop, nested use.
-    Not tamed, being C code out of reach: `datetime.now()`, `time.localtime()` without an argument.
-    All is restored afterwards; only numpy's cached second normal is dropped.
-
-    uuid4 and secrets are tamed at their root, so a `from uuid import uuid4` made earlier is tamed too; a
-    `from time import time` is not.
-    """
-    from numpy.random import mtrand  # here, not at the top: it takes 0.1 s, and the command line must answer at once
-
-    if isinstance(getattr(os.urandom, "__self__", None), _Entropy):
-        raise RuntimeError("a world is running already; tamed() cannot be nested")
-    env = loop.env
-    entropy = _Entropy(seed)
-    draw_bytes = entropy.draw_bytes
-
-    def seed_random(generator: random.Random, a: Any = None, version: int = 2) -> None:
-        original_seed(generator, int.from_bytes(draw_bytes(32), "big") if a is None else a, version)
-
-    def monotonic() -> float:
-        return env._now / NS_PER_S
-
-    def monotonic_ns() -> int:
-        return loop.now_ns
-
-    def wall() -> float:
-        return (_EPOCH_NS + env._now) / NS_PER_S
-
-    def wall_ns() -> int:
-        return _EPOCH_NS + loop.now_ns
-
-    def sleep(seconds: float, /) -> None:
-        if threading.get_ident() == home:
-            raise RuntimeError(f"time.sleep({seconds!r}) in a world: it would block virtual time; use asyncio.sleep")
-        original_sleep(seconds)
-
-    def start_thread(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == home:
-            raise RuntimeError("a thread was started in a world, where no seed could reproduce it; use to_thread")
-        return original_start(*args, **kwargs)
-
-    home = threading.get_ident()  # other threads, say a progress bar's, may sleep and start threads as they like
-    original_sleep = time.sleep
-    original_start = getattr(threading, _START_THREAD)
-    original_seed = random.Random.seed
-    instance: random.Random = random._inst  # what random.choice and the rest are bound to
-    replaced: tuple[tuple[Any, str, Any], ...] = (
-        (time, "time", wall),
-        (time, "time_ns", wall_ns),
-        (time, "monotonic", monotonic),
-        (time, "monotonic_ns", monotonic_ns),
-        (time, "perf_counter", monotonic),
-        (time, "perf_counter_ns", monotonic_ns),
-        (time, "sleep", sleep),
-        (threading, _START_THREAD, start_thread),
-        (asyncio, "new_event_loop", _refuse_loop),
-        (events, "new_event_loop", _refuse_loop),  # asyncio.run's
-        (os, "urandom", draw_bytes),
-        (random, "_urandom", draw_bytes),  # SystemRandom's, and so that of secrets
-        (random, "seed", functools.partial(seed_random, instance)),
-        (random.Random, "seed", seed_random),
-        (uuid, "_generate_time_safe", None),  # uuid1 then takes the time from time.time_ns
-        (uuid, "_last_timestamp", None),
-        (uuid, "_node", _NODE),
-    )
-    saved = [getattr(owner, name) for owner, name, _ in replaced]
-    saved_random = instance.getstate()
-    saved_bits = mtrand.get_bit_generator()
-    collecting = gc.isenabled()
-    try:
-        gc.disable()
-        for owner, name, value in replaced:
-            setattr(owner, name, value)
-        original_seed(instance, seed)
-        mtrand.set_bit_generator(_bit_generator())
-        mtrand.seed(seed % 2**32)
-        yield
-    finally:
-        for (owner, name, _), value in zip(replaced, saved, strict=True):
-            setattr(owner, name, value)
-        instance.setstate(saved_random)
-        mtrand.set_bit_generator(saved_bits)
-        if collecting:
-            gc.enable()
-
-
-class _Entropy:
-    """The bytes of os.urandom. The generator is made at the first call: most worlds never ask."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._generator: random.Random | None = None
-
-    def draw_bytes(self, size: int, /) -> bytes:
-        if self._generator is None:
-            self._generator = random.Random(self._seed ^ _STREAM)
-        return self._generator.randbytes(size)
-
-
-@functools.cache
-def _bit_generator() -> Any:
-    """numpy's global generator while a world runs. Making one takes 80 µs, reseeding 1 µs: it is kept and reseeded."""
-    from numpy.random import MT19937
-
-    return MT19937(0)
-
-
-def _refuse_loop() -> NoReturn:
-    raise RuntimeError("a second event loop in a world: asyncio.run would wait in real time for virtual clocks")

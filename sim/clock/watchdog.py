@@ -12,39 +12,41 @@ from contextlib import contextmanager
 from types import FrameType
 
 MOST_REAL_S = 30.0
-"""Real time that one world may take. Worlds take milliseconds; a large one has as much for each sign of life."""
+"""Real time that the body of `watched` may take, or, where it shows its progress, may go without any."""
 
-_AGAIN_S = 1.0
+_AGAIN_S = 1.0  # after which a body that has swallowed one `Blocked` gets another
 
 
 class Blocked(KeyboardInterrupt):
-    """Passes through asyncio as an interrupt does, which an ordinary exception would not."""
+    """Says where the body stood. It passes through asyncio as an interrupt does, which an Exception would not."""
 
 
 @contextmanager
-def watched(signs_of_life: Callable[[], int] | None = None) -> Iterator[None]:
-    """Raises `Blocked`, with the place, when the body takes more than `MOST_REAL_S`; or, where it gives signs of life,
-    that long without one: the number that it shows has not changed. A debugger switches it off."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+def watched(progress: Callable[[], int] | None = None) -> Iterator[None]:
+    """Raises `Blocked` in the body once it has taken more than `MOST_REAL_S`. `progress` returns a number that changes
+    while the body gets on: it then has that long again. Nothing is raised under a debugger, or while somebody else, say
+    a test's own limit, has a timer signal set."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or not hasattr(signal, "setitimer")
+        or signal.getitimer(signal.ITIMER_REAL)[0]
+    ):
         yield
         return
-    if signal.getitimer(signal.ITIMER_REAL)[0]:  # someone else's timer, say a test's own limit
-        yield
-        return
-    seconds = MOST_REAL_S
-    seen: list[int] = []
+    limit_s = MOST_REAL_S
+    seen: int | None = None
 
-    def blocked(_number: int, frame: FrameType | None) -> None:
-        if signs_of_life is not None and (shown := [signs_of_life()]) != seen:
-            seen[:] = shown
-            signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
+    def on_alarm(_number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        if progress is not None and (now := progress()) != seen:
+            seen = now
+            signal.setitimer(signal.ITIMER_REAL, limit_s, _AGAIN_S)
         elif sys.gettrace() is None:
-            code = frame.f_code if frame is not None else None
-            where = f" in {code.co_qualname} ({code.co_filename}:{frame.f_lineno})" if frame and code else ""
-            raise Blocked(f"did not let go for {seconds:g} s of real time{where}")
+            where = f" in {frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})" if frame else ""
+            raise Blocked(f"did not let go for {limit_s:g} s of real time{where}")
 
-    before = signal.signal(signal.SIGALRM, blocked)
-    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, _AGAIN_S)
     try:
         yield
     finally:

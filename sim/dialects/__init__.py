@@ -5,7 +5,7 @@ own.
 """
 
 from sim.dialects.defaults import DefaultLimit, FixedLimit, Lengths, PromptAllowance, Room
-from sim.dialects.dialect import Dialect, Grant, Outcome, Refused
+from sim.dialects.dialect import Dialect, Grant, NoRoom, Outcome, Refused
 from sim.dialects.limits import LIMIT_KEYS, MAX_NEW_TOKENS_KEY, MAX_TOKENS_KEY
 from sim.dialects.sglang import PLAIN_SGLANG, SGLANG
 from sim.dialects.trtllm import TRTLLM
@@ -33,6 +33,7 @@ __all__ = [
     "FixedLimit",
     "Grant",
     "Lengths",
+    "NoRoom",
     "Outcome",
     "PromptAllowance",
     "Refused",

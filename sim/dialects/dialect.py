@@ -21,7 +21,11 @@ class Grant(NamedTuple):
 
 
 class Refused(ValueError):
-    """A request that the server does not take."""
+    """A request that the server does not take; verl's servers raise ValueError."""
+
+
+class NoRoom(Refused):
+    """The prompt leaves no room to generate."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Dialect:
         context_tokens = lengths.context_tokens
         room = context_tokens - prompt_tokens - self.reserved_tokens
         if self.least_room is not None and room < self.least_room:
-            raise Refused(
+            raise NoRoom(
                 f"a prompt of {prompt_tokens} tokens leaves no room to generate in a context of {context_tokens} tokens"
             )
         rule, wanted = "default", 0

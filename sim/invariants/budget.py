@@ -2,50 +2,15 @@
 
 from collections.abc import Iterator
 
-from sim.case import Case, explicit_limit, params_owner
-from sim.invariants.interface import Invariant, Violation
-from sim.trace import Attempt, Logged, Trace, TurnRecord
-
-
-def turn_budget_tokens(case: Case, session: int) -> int | None:
-    """The budget of one call of generate: the caller's limit, else response_length as the client's config shows it.
-
-    None where neither is a positive integer: then there is nothing to hold the client to.
-    """
-    limit = explicit_limit(case, session)
-    budget = case.budget.client_response_length if limit is None else limit.tokens
-    return budget if type(budget) is int and budget > 0 else None
-
-
-def _turn_budgets(trace: Trace, case: Case) -> dict[int, int | None]:
-    """`turn_budget_tokens` of every session; taken with `Trace.derived`, so that it is worked out once a world."""
-    return {session: turn_budget_tokens(case, session) for session in trace.ledger.sessions}
-
-
-def usable(response_length: object) -> bool:
-    """Whether a response_length from a config is one that a client can hold itself to."""
-    return type(response_length) is int and response_length > 0
-
-
-def used_before_tokens(case: Case, trace: Trace, session: int, turn: TurnRecord) -> int:
-    """What is charged to the budget when `turn` begins: nothing, or under policy trajectory all since the prompt."""
-    if case.budget.policy == "turn":
-        return 0
-    return turn.started.prompt_tokens - trace.ledger.sessions[session].turns[0].started.prompt_tokens
-
+from sim.budget import generated_before_tokens, returned_tokens, usable, used_before_tokens
+from sim.case import explicit_limit, params_owner
+from sim.events import Granted
+from sim.invariants.interface import Evidence, Invariant
+from sim.invariants.violation import Violation
+from sim.ledger import Attempt, Ledger, TurnRecord
 
 MOST_GRANTS_SPELLED = 8
 """A message is read as a line."""
-
-
-def returned_tokens(turn: TurnRecord) -> int:
-    """Tokens that the client returned for a turn."""
-    return 0 if turn.ended is None else sum(count for _, count in turn.ended.ids)
-
-
-def generated_before_tokens(turn: TurnRecord, attempt: Attempt) -> int:
-    """Tokens of the response that an attempt's prompt already holds."""
-    return attempt.sent.prompt_tokens - turn.started.prompt_tokens
 
 
 def spelled_grants(turn: TurnRecord) -> str:
@@ -60,165 +25,137 @@ def spelled_grants(turn: TurnRecord) -> str:
     return ", ".join(parts) if more <= 0 else ", ".join(parts[:MOST_GRANTS_SPELLED]) + f" and {more} more"
 
 
-def _granted(trace: Trace) -> Iterator[tuple[int, TurnRecord, Attempt]]:
-    for session, turn in trace.ledger.turns():
+def _granted(ledger: Ledger) -> Iterator[tuple[int, TurnRecord, Attempt, Granted]]:
+    for session, turn in ledger.turns():
         for attempt in turn.attempts:
             if attempt.grant is not None:
-                yield session, turn, attempt
+                yield session, turn, attempt, attempt.grant
 
 
 def _where(turn: TurnRecord, attempt: Attempt) -> str:
     return f"session {turn.started.session} turn {turn.started.turn} attempt {attempt.sent.attempt}"
 
 
-def check_overrun(case: Case, trace: Trace) -> list[Violation]:
-    """B1."""
-    violations = []
-    budgets = trace.derived(_turn_budgets, case)
-    for session, turn in trace.ledger.turns():
-        budget = budgets[session]
+def check_overrun(evidence: Evidence) -> Iterator[Violation]:
+    """Whether all attempts of a turn together decoded more than its budget: what is beyond it costs the most to decode,
+    at the deepest positions, and is cut away later. A turn that decoded nothing is not to blame for what was used
+    before it."""
+    case, ledger = evidence.case, evidence.ledger
+    for session, turn in ledger.turns():
+        budget = evidence.budget_tokens(session)
         if budget is None:
             continue
-        used = used_before_tokens(case, trace, session, turn)
+        used = used_before_tokens(case, ledger, session, turn)
         decoded = turn.decoded_tokens
         if decoded and used + decoded > budget:
             before = f"{used} tokens used before, then " if used else ""
-            violations.append(
-                Violation(
-                    "B1",
-                    f"session {session} turn {turn.started.turn} decoded {used + decoded} tokens against a "
-                    f"budget of {budget} ({case.budget.policy}): {before}{spelled_grants(turn)}",
-                    session,
-                )
+            yield Violation(
+                "B1",
+                f"session {session} turn {turn.started.turn} decoded {used + decoded} tokens against a "
+                f"budget of {budget} ({case.budget.policy}): {before}{spelled_grants(turn)}",
+                session,
             )
-    return violations
 
 
-def check_usable(case: Case, trace: Trace) -> list[Violation]:
-    """B2."""
-    violations = []
-    budgets = trace.derived(_turn_budgets, case)
-    for session, turn in trace.ledger.turns():
-        budget = budgets[session]
+def check_usable(evidence: Evidence) -> Iterator[Violation]:
+    """Whether a turn that ended well was cut although budget and context were left: a response that is too short is
+    trained on as if the model had meant it. One that the model ended, that a server failed, or that was aborted where
+    partial rollout is off, was not cut by its client."""
+    case, ledger = evidence.case, evidence.ledger
+    for session, turn in ledger.turns():
+        budget = evidence.budget_tokens(session)
         if budget is None or turn.ended is None or turn.ended.outcome != "ok":
             continue
         last = turn.attempts[-1].ended[-1].outcome if turn.attempts and turn.attempts[-1].ended else None
         if last in ("stop", "error") or (last in ("abort", "refused") and not case.partial_rollout):
             continue
         returned = returned_tokens(turn)
-        left = budget - used_before_tokens(case, trace, session, turn) - returned
+        left = budget - used_before_tokens(case, ledger, session, turn) - returned
         room = case.server.rules.room_tokens(case.budget, turn.started.prompt_tokens + returned)
         if left > 0 and room > 0:
-            violations.append(
-                Violation(
-                    "B2",
-                    f"session {session} turn {turn.started.turn} was cut at {returned} tokens ({last}) with {left} of "
-                    f"its budget of {budget} and {room} tokens of context left: {spelled_grants(turn)}",
-                    session,
-                )
+            yield Violation(
+                "B2",
+                f"session {session} turn {turn.started.turn} was cut at {returned} tokens ({last}) with {left} of "
+                f"its budget of {budget} and {room} tokens of context left: {spelled_grants(turn)}",
+                session,
             )
-    return violations
 
 
-def check_params_unchanged(case: Case, trace: Trace) -> list[Violation]:
-    """B4."""
-    del case
-    return [
-        Violation(
-            "B4",
-            f"session {session} turn {turn.started.turn}: the caller's sampling params {turn.ended.params_changed}",
-            session,
-        )
-        for session, turn in trace.ledger.turns()
-        if turn.ended is not None and turn.ended.params_changed is not None
-    ]
+def check_params_unchanged(evidence: Evidence) -> Iterator[Violation]:
+    """Whether a call left the caller's sampling params as they were: they are passed again, to later turns and to other
+    sessions, which then have a limit that nobody set."""
+    for session, turn in evidence.ledger.turns():
+        if turn.ended is not None and turn.ended.params_changed is not None:
+            where = f"session {session} turn {turn.started.turn}"
+            yield Violation("B4", f"{where}: the caller's sampling params {turn.ended.params_changed}", session)
 
 
-def check_nothing_left(case: Case, trace: Trace) -> list[Violation]:
-    """B6."""
-    violations = []
-    budgets = trace.derived(_turn_budgets, case)
+def check_nothing_left(evidence: Evidence) -> Iterator[Violation]:
+    """Whether a request was sent, and granted something, although nothing was left to ask for.
+
+    Servers raise what they grant to at least 1, so such a request decodes a token that nobody wants. What a client that
+    has no usable budget leaves to the server is no offence (B8): it cannot know what is left. Under policy trajectory
+    what other turns used counts as well, and B1 is the judge of that.
+    """
+    case = evidence.case
     context_tokens = case.budget.context_tokens
     config_usable = usable(case.budget.client_response_length)
-    for session, turn, attempt in _granted(trace):
-        grant = attempt.grant
-        assert grant is not None
+    for session, turn, attempt, grant in _granted(evidence.ledger):
         if grant.tokens <= 0:
             continue
         prompt_tokens = attempt.sent.prompt_tokens
+        wrong = []
         if prompt_tokens + grant.tokens > context_tokens:
-            violations.append(
-                Violation(
-                    "B6",
-                    f"{_where(turn, attempt)}: prompt {prompt_tokens} + grant {grant.tokens} exceeds the context of "
-                    f"{context_tokens}",
-                    session,
-                )
-            )
-        budget = budgets[session]
-        limit = explicit_limit(case, session)
-        if limit is None and not config_usable:
-            # The documented fallback (B8): the client cannot know what is left, and the server's default is what it is.
-            continue
+            wrong.append(f"prompt {prompt_tokens} + grant {grant.tokens} exceeds the context of {context_tokens}")
+        budget, limit = evidence.budget_tokens(session), explicit_limit(case, session)
         generated = generated_before_tokens(turn, attempt)
-        if grant.wanted_tokens <= 0:
-            violations.append(
-                Violation(
-                    "B6",
-                    f"{_where(turn, attempt)}: {grant.rule} asks for {grant.wanted_tokens} tokens and the request is "
-                    f"sent and granted {grant.tokens}",
-                    session,
-                )
+        if limit is None and not config_usable:
+            pass
+        elif grant.wanted_tokens <= 0:
+            wrong.append(
+                f"{grant.rule} asks for {grant.wanted_tokens} tokens and the request is sent and granted {grant.tokens}"
             )
         elif limit is not None and limit.tokens == 0:
-            violations.append(
-                Violation(
-                    "B6",
-                    f"{_where(turn, attempt)}: the caller's limit is 0 and the request is granted {grant.tokens}",
-                    session,
-                )
-            )
+            wrong.append(f"the caller's limit is 0 and the request is granted {grant.tokens}")
         elif budget is not None and case.budget.policy == "turn" and generated >= budget:
-            violations.append(
-                Violation(
-                    "B6",
-                    f"{_where(turn, attempt)}: the budget of {budget} is used up ({generated} generated) and the "
-                    f"request is sent and granted {grant.tokens}",
-                    session,
-                )
+            wrong.append(
+                f"the budget of {budget} is used up ({generated} generated) and the request is sent and granted "
+                f"{grant.tokens}"
             )
-    return violations
+        for each in wrong:
+            yield Violation("B6", f"{_where(turn, attempt)}: {each}", session)
 
 
-def check_fallback(case: Case, trace: Trace) -> list[Violation]:
-    """B8."""
+def check_fallback(evidence: Evidence) -> Iterator[Violation]:
+    """Whether a client whose config gives no usable response_length leaves the limit to the server, as is documented,
+    and says so: a limit that it makes up, or a silence, hides a mistake in the config from whoever made it. A turn is
+    judged by its first attempt."""
+    case = evidence.case
     configured = case.budget.client_response_length
     if usable(configured):
-        return []
-    reported = any(isinstance(event, Logged) and "response_length" in event.text for event in trace.events)
-    violations = []
-    for session, turn, attempt in _granted(trace):
+        return
+    reported = any("response_length" in warning.text for warning in evidence.warnings)
+    for session, turn, attempt, _ in _granted(evidence.ledger):
         if explicit_limit(case, session) is not None or attempt.sent.attempt > 0:
             continue
         where = f"session {session} turn {turn.started.turn}: response_length is {configured!r} in the client's config"
         if attempt.sent.limits:
-            violations.append(Violation("B8", f"{where}, and it sent the limit {attempt.sent.limits}", session))
+            yield Violation("B8", f"{where}, and it sent the limit {attempt.sent.limits}", session)
         elif not reported:
-            violations.append(Violation("B8", f"{where}, and it left the limit to the server without a word", session))
-    return violations
+            yield Violation("B8", f"{where}, and it left the limit to the server without a word", session)
 
 
-def check_limit_honoured(case: Case, trace: Trace) -> list[Violation]:
-    """B10. Where objects are shared, a client may change its params after it has sent them: not the server's doing."""
-    violations = []
+def check_limit_honoured(evidence: Evidence) -> Iterator[Violation]:
+    """Whether a server granted what the client's limit asked for, cut to the room in the context: where it does not, no
+    client can keep to its budget. Where objects are shared, a client may change its params after it has sent them: that
+    is not the server's doing."""
+    case = evidence.case
     changed_by = {
         params_owner(case, session)
-        for session, turn in trace.ledger.turns()
+        for session, turn in evidence.ledger.turns()
         if turn.ended is not None and turn.ended.params_changed is not None
     }
-    for session, turn, attempt in _granted(trace):
-        grant = attempt.grant
-        assert grant is not None
+    for session, turn, attempt, grant in _granted(evidence.ledger):
         if case.transport.objects == "shared":
             if grant.rule == "default":  # a limit taken out again, by a session that has the same params
                 changed = params_owner(case, session) in changed_by
@@ -228,15 +165,12 @@ def check_limit_honoured(case: Case, trace: Trace) -> list[Violation]:
                 continue
         asked = [limit for limit in attempt.sent.limits.values() if type(limit) is int and limit > 0]
         if asked and grant.tokens not in {max(0, min(limit, grant.room_tokens)) for limit in asked}:
-            violations.append(
-                Violation(
-                    "B10",
-                    f"{_where(turn, attempt)}: the client sent {attempt.sent.limits} and the server granted "
-                    f"{grant.tokens} (room {grant.room_tokens})",
-                    session,
-                )
+            yield Violation(
+                "B10",
+                f"{_where(turn, attempt)}: the client sent {attempt.sent.limits} and the server granted "
+                f"{grant.tokens} (room {grant.room_tokens})",
+                session,
             )
-    return violations
 
 
 INVARIANTS = (

@@ -32,7 +32,7 @@ class Netted(msgspec.Struct, frozen=True, kw_only=True):
     warnings: Sequence[str]
 
 
-class Invariant(msgspec.Struct, frozen=True):
+class StartupInvariant(msgspec.Struct, frozen=True):
     """A numbered statement and its check, which returns the violations as sentences."""
 
     number: str
@@ -76,9 +76,11 @@ def _c3(net: Netted) -> list[str]:
     return wrong
 
 
-C1 = Invariant("C1", "Preflight accepts a configuration if and only if the engine starts with it.", _c1)
-C2 = Invariant("C2", "An explicit value survives or its change is announced; unset, null and false stay apart.", _c2)
-C3 = Invariant(
+C1 = StartupInvariant("C1", "Preflight accepts a configuration if and only if the engine starts with it.", _c1)
+C2 = StartupInvariant(
+    "C2", "An explicit value survives or its change is announced; unset, null and false stay apart.", _c2
+)
+C3 = StartupInvariant(
     "C3",
     "The safety net raises max_num_batched_tokens only where chunked prefill is off and it is below max_model_len, to "
     "exactly max_model_len, with a warning that names both, and touches no other backend.",

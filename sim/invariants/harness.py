@@ -1,30 +1,30 @@
 """Harness invariants: rollcage's own promise, which a system under test can break too."""
 
-from sim.case import Case
-from sim.invariants.interface import Invariant, Violation
+from sim.invariants.interface import Evidence, Invariant
+from sim.invariants.violation import Violation
 from sim.trace import Trace
 
 
 def check_same_digest(first: Trace, again: Trace) -> list[Violation]:
-    """D1, for two runs of the same case."""
+    """Whether two runs of the same case are the same to the last event: else nothing that was found can be found again.
+    Named is the first event that differs, where both traces have kept theirs."""
     if first.digest() == again.digest():
         return []
-    if first.events == again.events:  # of a trace that is judged while it runs, the last one alone
-        return [Violation("D1", f"two runs of the same case have the digests {first.digest()} and {again.digest()}")]
-    number = next(
-        (i for i, (a, b) in enumerate(zip(first.events, again.events, strict=False)) if a != b),
-        min(len(first.events), len(again.events)),
-    )
-    shown = [repr(trace.events[number]) if number < len(trace.events) else "nothing" for trace in (first, again)]
-    return [Violation("D1", f"two runs of the same case differ from event {number} on: {shown[0]} and {shown[1]}")]
+    differs = f"have the digests {first.digest()} and {again.digest()}"
+    if first.keeps and again.keeps:
+        shorter = min(len(first.events), len(again.events))
+        pairs = zip(first.events, again.events, strict=False)
+        number = next((i for i, (one, other) in enumerate(pairs) if one != other), shorter)
+        shown = [repr(each.events[number]) if number < len(each.events) else "nothing" for each in (first, again)]
+        if shown[0] != shown[1]:
+            differs = f"differ from event {number} on: {shown[0]} and {shown[1]}"
+    return [Violation("D1", f"two runs of the same case {differs}")]
 
 
-def _judged_by_running_twice(case: Case, trace: Trace) -> list[Violation]:
-    """One trace cannot show it; whoever runs worlds calls `check_same_digest` on two."""
-    del case, trace
+def _shown_by_two_runs(evidence: Evidence) -> list[Violation]:
+    """One run cannot show it; whoever runs a world twice calls `check_same_digest`."""
+    del evidence
     return []
 
 
-INVARIANTS: tuple[Invariant, ...] = (
-    Invariant("D1", "harness", "The same case gives the same digest.", _judged_by_running_twice),
-)
+INVARIANTS = (Invariant("D1", "harness", "The same case gives the same digest.", _shown_by_two_runs, scope="run"),)

@@ -1,35 +1,58 @@
-"""What an invariant is: a number kept for ever, one sentence, and a check of a trace."""
+"""What an invariant is, and what its check is given to read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from sim.case import Case
-from sim.trace import Trace
+from sim.events import Logged, VersionChanged, WorldEnded
+from sim.invariants.kinds import Kind
+from sim.invariants.routing_log import RoutingLog
+from sim.invariants.violation import Violation
+from sim.ledger import Ledger
 
-Kind = Literal["budget", "lifecycle", "routing", "staleness", "liveness", "harness"]
 
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What happened in a run, as far as invariants ask for it. The judge makes it, the same for small worlds and large.
 
-class Violation(NamedTuple):
-    """An invariant that a trace breaks: where, and the figures that show it. `balancer_message`: the number of the
-    message to the balancer that it is about."""
+    `ledger`: the sessions that are judged now, with all their turns and requests: each session of a run is judged once.
+    `budgets`: the `turn_budget_tokens` of the sessions of the case, in their order; repeated ones have the same.
+    `warnings`: each different warning of the system under test so far. `stale_updates`: weight updates, since the last
+    sessions were judged, that left requests running on KV of older weights. `routing`: what its messages say of the
+    balancer. `end`: how the run ended; None while it goes on. `factory_raised`: as of `Trace`.
+    """
 
-    invariant: str
-    message: str
-    session: int | None = None
-    balancer_message: int | None = None
+    case: Case
+    ledger: Ledger
+    budgets: Sequence[int | None]
+    warnings: Collection[Logged]
+    stale_updates: Sequence[VersionChanged]
+    routing: RoutingLog
+    end: WorldEnded | None
+    factory_raised: bool
+
+    def budget_tokens(self, session: int) -> int | None:
+        """The budget of each turn of a session; None where it has none to be held to."""
+        return self.budgets[session % len(self.budgets)]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run is over and everything in it came to its end."""
+        return self.end is not None and self.end.reason == "done"
 
 
 @dataclass(frozen=True)
 class Invariant:
-    """`check` returns the violations of one trace, at most a few: the first ones tell."""
+    """A number kept for ever, one sentence, and the check that finds where a run breaks it.
+
+    `check` is called with the sessions that have ended since it was last called, none of which will do anything more,
+    and at the end of the run with all that are left. With `scope` "run" it is called at the end only, for what no
+    session shows by itself.
+    """
 
     number: str
     kind: Kind
     statement: str
-    check: Callable[[Case, Trace], list[Violation]]
-
-    @property
-    def is_of_a_session(self) -> bool:
-        """Whether each session can be judged by itself, once it has ended."""
-        return self.kind in ("budget", "lifecycle", "staleness")
+    check: Callable[[Evidence], Iterable[Violation]]
+    scope: Literal["sessions", "run"] = "sessions"

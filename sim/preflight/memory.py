@@ -7,18 +7,11 @@ token of a raise costs twice: once as activations, once as KV blocks that are no
 import msgspec
 from msgspec import UNSET
 
-from sim.startup.startup import Model
+from sim.startup.model_shape import ModelShape
 
-BYTES_PER_VALUE: dict[str, int] = {
-    "auto": 2,
-    "half": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "float": 4,
-    "float32": 4,
-}
-"""`auto` is the checkpoint's own dtype, two bytes for nearly all of them."""
-_KV_BYTES_PER_VALUE = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1}
+_BYTES_PER_VALUE = {"float": 4, "float32": 4}
+"""Two bytes where not listed: `auto` is the checkpoint's own dtype, which has two for nearly all of them."""
+_KV_BYTES_PER_VALUE = dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"), 1)
 
 
 class RaiseCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,18 +25,18 @@ class RaiseCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kv_bytes_per_token(
-    model: Model, *, tensor_parallel: int = 1, dtype: str = "auto", kv_cache_dtype: str = "auto"
+    model: ModelShape, *, tensor_parallel: int = 1, dtype: str = "auto", kv_cache_dtype: str = "auto"
 ) -> int | None:
     """KV-cache bytes a token takes on one rank: a key and a value for every layer and KV head."""
     heads, layers, head_dim = model.num_key_value_heads, model.num_hidden_layers, model.head_dim
     if heads is UNSET or layers is UNSET or head_dim is UNSET:
         return None
     heads_here = max(1, heads // tensor_parallel)
-    value_bytes = _KV_BYTES_PER_VALUE.get(kv_cache_dtype, BYTES_PER_VALUE.get(dtype, 2))
+    value_bytes = _KV_BYTES_PER_VALUE.get(kv_cache_dtype, _BYTES_PER_VALUE.get(dtype, 2))
     return 2 * layers * heads_here * head_dim * value_bytes
 
 
-def activation_bytes_per_token(model: Model, *, tensor_parallel: int = 1, dtype: str = "auto") -> int | None:
+def activation_bytes_per_token(model: ModelShape, *, tensor_parallel: int = 1, dtype: str = "auto") -> int | None:
     """Activation bytes a token takes at a step's peak, on one rank; None for mixtures of experts.
 
     The peak of a dense decoder lies in the gated MLP: residual and hidden state, gate and up, and their product are
@@ -53,11 +46,11 @@ def activation_bytes_per_token(model: Model, *, tensor_parallel: int = 1, dtype:
     if model.hidden_size is UNSET or model.intermediate_size is UNSET or model.is_moe:
         return None
     values = 2 * model.hidden_size + 3 * model.intermediate_size // tensor_parallel
-    return values * BYTES_PER_VALUE.get(dtype, 2)
+    return values * _BYTES_PER_VALUE.get(dtype, 2)
 
 
 def raise_cost(
-    model: Model,
+    model: ModelShape,
     before_tokens: int,
     after_tokens: int,
     *,

@@ -6,37 +6,14 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from sim.preflight import spelling, verl
-from sim.preflight.launch import Launch, Place, PreflightError, Setting
-from sim.startup import startup
-
-UNKNOWN = "\0"
-"""Stands in a word for a part that cannot be known here: a shell variable set elsewhere, a command's output."""
-
-TYPED = Place()
-"""The place of a word typed on preflight's own command line."""
-
-
-class Word:
-    """A word and where it was written: `places[0]` where its text came from, the last where it is used."""
-
-    __slots__ = ("places", "text")
-
-    def __init__(self, text: str, places: tuple[Place, ...] = (TYPED,)) -> None:
-        self.text, self.places = text, places
-
-    def __repr__(self) -> str:
-        return f"Word({self.text!r}, {' ← '.join(map(str, self.places))})"
-
-    @property
-    def known(self) -> bool:
-        return UNKNOWN not in self.text
+from sim.preflight.launch import TYPED, UNKNOWN, Collector, Launch, Place, PreflightError, Word
+from sim.startup.flags import FLAGS
 
 
 def read_overrides(words: Sequence[Word]) -> list[Launch]:
     """One launch per verl engine that the Hydra overrides among `words` name."""
-    engines: dict[str, tuple[dict[str, Setting], dict[str, Setting]]] = {}
+    engines: dict[str, Collector] = {}
     models: dict[str, str] = {}
-    place = words[0].places[-1] if words else Place()
     for word in words:
         path, equals, text = word.text.partition("=")
         path = path.lstrip("+")
@@ -48,42 +25,23 @@ def read_overrides(words: Sequence[Word]) -> list[Launch]:
         if named is None:
             continue
         engine, setting = named
-        known, unknown = engines.setdefault(engine, ({}, {}))
-        known.pop(setting, None)
-        unknown.pop(setting, None)
+        settings = engines.setdefault(engine, Collector())
         if removed:
+            settings.drop(setting)
             continue
         if not equals:
             raise PreflightError(f"{word.text}: an override needs a value, {path}=…")
-        if UNKNOWN in text:
-            unknown[setting] = Setting(value=None, spelled=path, places=word.places)
-        else:
-            value = spelling.typed("verl", setting, spelling.hydra_value(text), path)
-            known[setting] = Setting(value=value, spelled=path, places=word.places)
+        value = UNKNOWN if UNKNOWN in text else spelling.typed("verl", setting, spelling.hydra_value(text), path)
+        settings.put(setting, value, path, word.places)
     return [
-        Launch(
-            dialect="verl",
-            engine=engine,
-            settings=data_fed(known),
-            unknown=data_fed(unknown),
-            model=models.get(engine.rpartition(".")[0]),
-            place=place,
-        )
-        for engine, (known, unknown) in engines.items()
+        settings.launch("verl", engine, model=models.get(engine.rpartition(".")[0]), place=words[0].places[-1])
+        for engine, settings in engines.items()
     ]
-
-
-def data_fed(settings: dict[str, Setting]) -> dict[str, Setting]:
-    """`data.max_prompt_length` becomes prompt_length where that is not set itself."""
-    own = {name: setting for name, setting in settings.items() if not name.startswith("data:")}
-    fed = {name.removeprefix("data:"): s for name, s in settings.items() if name.startswith("data:")}
-    return fed | own
 
 
 def read_vllm_words(words: Sequence[Word], place: Place = TYPED) -> Launch:
     """A launch from vLLM's own flags, with or without `vllm serve MODEL` before them."""
-    known: dict[str, Setting] = {}
-    unknown: dict[str, Setting] = {}
+    settings = Collector()
     ignored: list[str] = []
     model: Word | None = None
     for word, following in itertools.zip_longest(words, words[1:]):
@@ -100,32 +58,19 @@ def read_vllm_words(words: Sequence[Word], place: Place = TYPED) -> Launch:
             ignored += [flag] if flag.startswith("--") else []
             continue
         argument, negated = named
-        if startup.FLAGS[argument].kind is bool:
+        if FLAGS[argument].kind is bool:
             if equals or (following is not None and following.text.lower() in ("true", "false")):
-                off = f"--no-{argument.replace('_', '-')}"
-                raise PreflightError(f"{flag} takes no value; write {off} to turn it off")
-            known[argument] = Setting(value=not negated, spelled=flag, places=word.places)
+                raise PreflightError(f"{flag} takes no value; write --no-{spelling.dashed(argument)} to turn it off")
+            settings.put(argument, not negated, flag, word.places)
             continue
         carrier = word if equals else following
         if carrier is None or (not equals and carrier.text.startswith("--")):
             raise PreflightError(f"{flag} needs a value")
         text = text if equals else carrier.text
-        known.pop(argument, None)
-        unknown.pop(argument, None)
-        if UNKNOWN in text:
-            unknown[argument] = Setting(value=None, spelled=flag, places=carrier.places)
-        else:
-            value = spelling.vllm_value(argument, text)
-            known[argument] = Setting(value=value, spelled=flag, places=carrier.places)
-    return Launch(
-        dialect="vllm",
-        engine="vllm",
-        settings=known,
-        unknown=unknown,
-        ignored=tuple(ignored),
-        model=model.text if model is not None and model.known else None,
-        place=place,
-    )
+        value = UNKNOWN if UNKNOWN in text else spelling.vllm_value(argument, text)
+        settings.put(argument, value, flag, carrier.places)
+    known_model = model.text if model is not None and model.known else None
+    return settings.launch("vllm", "vllm", ignored=tuple(ignored), model=known_model, place=place)
 
 
 def looks_like_override(text: str) -> bool:
@@ -168,7 +113,7 @@ def _read_typed_flags(flags: Sequence[str]) -> Launch:
                 raise PreflightError(f"{word}: expected {allowed}")
         elif word.startswith("--") and spelling.vllm_flag(word.partition("=")[0]) is None:
             name = word.partition("=")[0].lstrip("-").replace("-", "_")
-            _refuse_near_miss(word, name.removeprefix("no_"), startup.FLAGS)
+            _refuse_near_miss(word, name.removeprefix("no_"), FLAGS)
         before = word
     return read_vllm_words([Word(text) for text in flags])
 

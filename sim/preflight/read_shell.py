@@ -3,21 +3,17 @@
 A small reader of shell, not a shell: nothing is run. It knows variables and their defaults (`${VAR:-False}`), arrays,
 arithmetic, `export`, `VAR=x command`, `source`, and scripts that call scripts. Both sides of an `if` or `case` count,
 so a variable may have several values; what only a run could tell (`$(nproc)`, `$1` without a caller) is unknown.
-shlex is of no use here: it forgets the line of a word and the quotes a `$` stood in.
 """
 
-import ast
 import itertools
-import operator
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable
 
 import msgspec
 
 from sim.preflight import read_flags
-from sim.preflight.launch import Launch, Place, PreflightError
-from sim.preflight.read_flags import UNKNOWN, Word
+from sim.preflight.launch import UNKNOWN, Fed, Launch, Place, PreflightError, Reading, Word
+from sim.preflight.shell_words import ASSIGNMENT, NAME, RawWord, calculate, pieces, split_commands
 
 VALUES_MAX = 8
 """Values followed for one variable, and for one word; more would only be repeats of the same branches."""
@@ -35,148 +31,14 @@ FindScript = Callable[[str], tuple[str, str] | None]
 """From the path in a `bash path` to (file, text) of a script at hand, or None."""
 
 
-class Fed(msgspec.Struct, frozen=True):
-    """An environment variable handed to a script that is not at hand, so nobody can say whether it is read."""
-
-    name: str
-    text: str
-    script: str
-    places: tuple[Place, ...]
-
-
-class Reading(msgspec.Struct):
-    """What a script, and those it calls, would launch."""
-
-    launches: list[Launch] = []
-    unread: list[Fed] = []
-    errors: list[str] = []
-    calls: int = 0
-
-
 Values = list[Word]
 """What a variable may hold; more than one after a branch."""
 
-
-class _Raw(msgspec.Struct, frozen=True):
-    text: str
-    line: int
-
-
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-_NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?!]")
 _OPENING = frozenset(("if", "for", "while", "until", "case", "select"))
 _CLOSING = frozenset(("fi", "done", "esac"))
 _SKIPPED = frozenset(("then", "do", "else", "elif", "!", "{", "}", "time", "exec", "nohup", "env", "sudo", "in"))
 _DECLARING = frozenset(("export", "declare", "local", "readonly", "typeset"))
 _SHELLS = frozenset(("bash", "sh", "zsh", "source", "."))
-_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
-
-
-def split_commands(text: str, line: int = 1) -> Iterator[list[_Raw]]:
-    """The simple commands of a script, each a list of words with their quotes still on and the line they start at.
-
-    An array's words come between `NAME=(` and `)`.
-    """
-    command: list[_Raw] = []
-    word, word_line = "", line
-    in_array = False
-    heredocs: list[str] = []
-    position, end = 0, len(text)
-
-    def flush() -> None:
-        nonlocal word
-        if word:
-            command.append(_Raw(word, word_line))
-            word = ""
-
-    while position < end:
-        char = text[position]
-        following = text[position + 1 : position + 2]
-        if not word:
-            word_line = line
-        step = 1
-        if char == "\\" and following == "\n":
-            line, step = line + 1, 2
-        elif char == "\\":
-            word, step = word + char + following, 2
-        elif char in "'\"`" or (char == "$" and following in ("(", "{", "'", '"')):
-            step = _quoted(text, position)
-            piece = text[position : position + step]
-            word, line = word + piece, line + piece.count("\n")
-        elif char == "#" and not word:
-            newline = text.find("\n", position)
-            step = (end if newline < 0 else newline) - position
-        elif char in " \t\r":
-            flush()
-        elif char == "<" and (heredoc := _HEREDOC.match(text, position)):
-            flush()
-            heredocs.append(heredoc[2])
-            step = heredoc.end() - position
-        elif char in "<>" and following == "&":
-            word, step = word + char + following, 2
-        elif char == "(" and _ASSIGNMENT.fullmatch(word):
-            command.append(_Raw(word + "(", word_line))
-            word, in_array = "", True
-        elif char == ")" and in_array:
-            flush()
-            command.append(_Raw(")", line))
-            in_array = False
-        elif char in "\n;&|()":
-            flush()
-            if not (in_array and char == "\n"):
-                yield command
-                command = []
-            if char == "\n":
-                after = _after_heredocs(text, position + 1, heredocs)
-                line, step = line + text.count("\n", position, after), after - position
-                heredocs.clear()
-        else:
-            word += char
-        position += step
-    flush()
-    yield command
-
-
-def _after_heredocs(text: str, start: int, markers: list[str]) -> int:
-    """Where the script goes on after the bodies of the here-documents that begin at `start`."""
-    for marker in markers:
-        body_end = re.compile(rf"^[ \t]*{re.escape(marker)}[ \t]*$", re.MULTILINE).search(text, start)
-        start = body_end.end() if body_end else len(text)
-    return start
-
-
-def _quoted(text: str, start: int) -> int:
-    """Length of the quoted or bracketed piece that begins at `start`; to the end of the text if it never closes."""
-    char = text[start]
-    if char == "$":
-        opening = text[start + 1]
-        if opening in "'\"":
-            return 1 + _quoted(text, start + 1)
-        closing, depth, position = {"(": ")", "{": "}"}[opening], 0, start + 1
-        while position < len(text):
-            here = text[position]
-            if here == "\\":
-                position += 1
-            elif here == "'" or (here == '"' and opening == "("):
-                position += _quoted(text, position) - 1
-            elif here == opening:
-                depth += 1
-            elif here == closing:
-                depth -= 1
-                if depth == 0:
-                    return position + 1 - start
-            position += 1
-        return len(text) - start
-    position = start + 1
-    while position < len(text):
-        if text[position] == "\\" and char != "'":
-            position += 1
-        elif char == '"' and text[position] == "$" and text[position + 1 : position + 2] in ("(", "{"):
-            position += _quoted(text, position) - 1
-        elif text[position] == char:
-            return position + 1 - start
-        position += 1
-    return len(text) - start
 
 
 class _Shell:
@@ -194,7 +56,7 @@ class _Shell:
         for raw in split_commands(text, line):
             self._command(raw)
 
-    def _command(self, raw: list[_Raw]) -> None:
+    def _command(self, raw: list[RawWord]) -> None:
         while raw and raw[0].text in _SKIPPED | _OPENING | _CLOSING:
             keyword = raw[0].text
             self.branches += (keyword in _OPENING) - (keyword in _CLOSING)
@@ -207,7 +69,7 @@ class _Shell:
             self._declare(raw)
             return
         inline: dict[str, Values] = {}
-        while raw and (match := _ASSIGNMENT.match(raw[0].text)):
+        while raw and (match := ASSIGNMENT.match(raw[0].text)):
             name, adds = match[1], bool(match[2])
             if raw[0].text.endswith("=("):
                 close = next((i for i, r in enumerate(raw) if r.text == ")"), len(raw))
@@ -224,22 +86,22 @@ class _Shell:
         if words:
             self._run(words, inline, Place(self.file, raw[0].line))
 
-    def _loop_variable(self, raw: list[_Raw]) -> None:
+    def _loop_variable(self, raw: list[RawWord]) -> None:
         values = [word for r in raw[3:] for choices in self._words(r) for word in choices]
         self.variables[raw[1].text] = values[:VALUES_MAX] or [self._unknown(raw[1].line)]
 
-    def _declare(self, raw: list[_Raw]) -> None:
+    def _declare(self, raw: list[RawWord]) -> None:
         names = [r for r in raw[1:] if not r.text.startswith("-")]
         for r in names:
-            match = _ASSIGNMENT.match(r.text)
+            match = ASSIGNMENT.match(r.text)
             name = match[1] if match else r.text
             if match and not r.text.endswith("=("):
                 self._assign(name, self._assigned(name, r, match.end(), bool(match[2])))
             if raw[0].text == "export" or any("x" in r.text for r in raw[1:] if r.text.startswith("-")):
                 self.exported.add(name)
 
-    def _assigned(self, name: str, raw: _Raw, skip: int, adds: bool) -> Values:
-        values = self._expand(_Raw(raw.text[skip:], raw.line))
+    def _assigned(self, name: str, raw: RawWord, skip: int, adds: bool) -> Values:
+        values = self._expand(RawWord(raw.text[skip:], raw.line))
         if adds and name in self.variables:
             before = self.variables[name]
             values = [Word((b.text + v.text)[:TEXT_MAX], (*v.places, *b.places)) for b in before for v in values]
@@ -251,7 +113,7 @@ class _Shell:
             values = (values + kept)[:VALUES_MAX]
         self.variables[name] = values
 
-    def _array(self, name: str, raw: list[_Raw], adds: bool) -> None:
+    def _array(self, name: str, raw: list[RawWord], adds: bool) -> None:
         words = [values for r in raw for values in self._words(r)]
         words = self.arrays.get(name, []) + words if adds or self.branches else words
         self.arrays[name] = words[:WORDS_MAX]
@@ -261,7 +123,7 @@ class _Shell:
     def _unknown(self, line: int) -> Word:
         return Word(UNKNOWN, (Place(self.file, line),))
 
-    def _words(self, raw: _Raw) -> list[Values]:
+    def _words(self, raw: RawWord) -> list[Values]:
         """A raw word as the command sees it: none or many for an array or an unquoted list, else one."""
         bare = raw.text.strip('"')
         if (match := re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", bare)) and match[1] in self.arrays:
@@ -274,15 +136,15 @@ class _Shell:
         values = self._expand(raw)
         if raw.text.startswith("$") and all(" " in word.text for word in values):
             split = [[Word(part, word.places) for part in word.text.split()] for word in values]
-            return [[word] for word in split[0]] if len(split) == 1 else [list(group) for group in split]
+            return [[word] for word in split[0]] if len(split) == 1 else split
         return [values]
 
-    def _expand(self, raw: _Raw) -> Values:
+    def _expand(self, raw: RawWord) -> Values:
         """All texts a raw word may stand for, quotes removed."""
         here = (Place(self.file, raw.line),)
         parts: list[Values] = []
         literal = ""
-        for kind, piece in _pieces(raw.text):
+        for kind, piece in pieces(raw.text):
             if kind == "literal":
                 literal += piece
                 continue
@@ -305,7 +167,7 @@ class _Shell:
         if piece.startswith(("$(", "`")):
             return unknown
         inner = piece[2:-1] if piece.startswith("${") else piece[1:]
-        match = _NAME.match(inner)
+        match = NAME.match(inner)
         if match is None:
             return unknown
         name, rest = match[0], inner[match.end() :]
@@ -314,12 +176,10 @@ class _Shell:
             given = self.arguments or []
             values = given[int(name) - 1] if 0 < int(name) <= len(given) else None
         if rest[:2] in (":-", ":=") or rest[:1] in ("-", "="):
-            default = rest.lstrip(":")[1:]
-            if values is None:
-                return self._expand(_Raw(default, line))
-            return [w for w in values if w.text] or self._expand(_Raw(default, line))
+            set_ones = [word for word in values or [] if word.text]
+            return set_ones or self._expand(RawWord(rest.lstrip(":")[1:], line))
         if rest[:2] == ":+":
-            return [Word("", (Place(self.file, line),))] if values is None else self._expand(_Raw(rest[2:], line))
+            return [Word("", (Place(self.file, line),))] if values is None else self._expand(RawWord(rest[2:], line))
         if rest in (",,", ",") and values is not None:
             return [Word(w.text.lower(), w.places) for w in values]
         return unknown if rest or values is None else values
@@ -328,7 +188,7 @@ class _Shell:
         names = [n for n in dict.fromkeys(re.findall(r"[A-Za-z_]\w*", expression)) if n in self.variables]
         results: Values = []
         for choice in itertools.islice(itertools.product(*(self.variables[n] for n in names)), VALUES_MAX):
-            number = _calculate(expression, {n: w.text for n, w in zip(names, choice, strict=True)})
+            number = calculate(expression, {n: w.text for n, w in zip(names, choice, strict=True)})
             places = (*(place for word in choice for place in word.places), Place(self.file, line))
             results.append(Word(UNKNOWN if number is None else str(number), places))
         return results
@@ -392,64 +252,6 @@ def _starts_vllm(texts: list[str]) -> bool:
     )
 
 
-def _pieces(raw: str) -> Iterator[tuple[Literal["literal", "parameter"], str]]:
-    """A raw word cut into literal text, unquoted, and `$…` pieces as they stand."""
-    position = 0
-    in_double = False
-    while position < len(raw):
-        char = raw[position]
-        if char == '"':
-            in_double = not in_double
-            position += 1
-        elif char == "'" and not in_double:
-            length = _quoted(raw, position)
-            yield "literal", raw[position + 1 : position + length - 1]
-            position += length
-        elif char == "\\":
-            yield "literal", raw[position + 1 : position + 2]
-            position += 2
-        elif char == "`" or (char == "$" and raw[position + 1 : position + 2] in ("(", "{")):
-            length = _quoted(raw, position)
-            yield "parameter", raw[position : position + length]
-            position += length
-        elif char == "$" and (match := _NAME.match(raw, position + 1)):
-            yield "parameter", raw[position : match.end()]
-            position = match.end()
-        else:
-            yield "literal", char
-            position += 1
-
-
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-
-
-def _calculate(expression: str, values: dict[str, str]) -> int | None:
-    """Shell arithmetic over whole numbers; None for anything else."""
-    text = re.sub(r"\$\{?(\w+)\}?", r"\1", expression).replace("/", "//")
-
-    def value(node: ast.AST) -> int:
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            return node.value
-        if isinstance(node, ast.Name):
-            return int(values[node.id])
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return -value(node.operand)
-        raise ValueError(ast.dump(node))
-
-    try:
-        return value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, KeyError, ZeroDivisionError, RecursionError):
-        return None
-
-
 def read_shell(
     text: str,
     file: str,
@@ -465,8 +267,3 @@ def read_shell(
     shell.exported = set(shell.variables)
     shell.read(text, line)
     return shell.reading
-
-
-def environment(values: dict[str, tuple[Any, Place]]) -> dict[str, Values]:
-    """An environment for `read_shell` from names, values and where each was written."""
-    return {name: [Word(str(value), (place,))] for name, (value, place) in values.items()}

@@ -6,9 +6,8 @@ import textwrap
 import yaml
 
 from sim.preflight import read_yaml
-from sim.preflight.launch import Place
-from sim.preflight.read_flags import UNKNOWN, Word
-from sim.preflight.read_shell import FindScript, Reading, Values, read_shell
+from sim.preflight.launch import UNKNOWN, Place, Reading, Word
+from sim.preflight.read_shell import FindScript, Values, read_shell
 
 _EXPRESSION = re.compile(r"\$\{\{.*?\}\}", re.DOTALL)
 

@@ -2,56 +2,91 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from sim.preflight import spelling, verl
-from sim.preflight.launch import Launch, Place, PreflightError, Setting
-from sim.preflight.read_flags import UNKNOWN, data_fed
-from sim.startup import startup
+from sim.preflight.launch import UNKNOWN, Collector, Launch, LaunchDialect, Place, PreflightError
+from sim.startup.flags import FLAGS
 
 _COMMON_WORDS = frozenset(("name", "mode", "dtype", "load_format", "watermark", "block_size"))
 """Keys that half of all YAML files have: alone at the top of a document they do not make it an engine's."""
-_ONLY_VLLM = frozenset(startup.FLAGS) - frozenset(verl.ROLLOUT_DEFAULTS) | {"model", "served_model_name"}
+_ONLY_VLLM = frozenset(FLAGS) - frozenset(verl.ROLLOUT_DEFAULTS) | {"model", "served_model_name"}
 _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 _MAX_INTERPOLATIONS = 16
 _NODES_MAX = 100_000
 
 
+class _Scalar(NamedTuple):
+    """One of the document's scalars: the value as it stands there, its line, and its dotted path as it is spelled."""
+
+    value: Any
+    line: int
+    path: str
+
+
 def read_yaml(text: str, file: str, env: Mapping[str, str]) -> list[Launch]:
     """The launches a YAML or JSON document describes; `env` answers `${oc.env:…}`. None found is an empty list."""
-    flat = _flatten(parse(text, file), file)
-    sections: dict[str, dict[str, tuple[Any, int, str]]] = {}
-    for path, (value, line) in flat.items():
+    document = _Document(text, file, env)
+    sections: dict[str, dict[str, _Scalar]] = {}
+    for path, scalar in document.scalars.items():
         normal = path.replace("-", "_")
         named = spelling.verl_path(normal)
         if named is not None:
-            sections.setdefault(named[0], {})[named[1]] = (value, line, path)
+            sections.setdefault(named[0], {})[named[1]] = scalar
         elif "." not in normal and normal in verl.ROLLOUT_DEFAULTS:
-            sections.setdefault("", {})[normal] = (value, line, path)
+            sections.setdefault("", {})[normal] = scalar
         elif "." not in normal and (flag := spelling.vllm_flag(path)) is not None:
             # `no-enable-chunked-prefill: true` is vLLM's way to say false here.
-            turned = not value if flag[1] and isinstance(value, bool) else value
-            sections.setdefault("", {})[flag[0]] = (turned, line, path)
+            turned = not scalar.value if flag[1] and isinstance(scalar.value, bool) else scalar.value
+            sections.setdefault("", {})[flag[0]] = scalar._replace(value=turned)
     launches = []
     for engine, section in sections.items():
-        if not engine and section.keys() <= _COMMON_WORDS:
+        if engine:
+            # A null name is verl's way to say that this engine is not in use.
+            if "name" not in section or document.resolved(section["name"].value) is not None:
+                launches.append(_launch("verl", engine, section, document))
+        elif section.keys() <= _COMMON_WORDS:
             continue
-        if engine and "name" in section and _resolve(section["name"][0], flat, env) is None:
-            continue  # verl's way to say that this engine is not in use
-        is_vllm = engine == "" and (
-            any("-" in spelled or spelled.startswith("no_") for _, _, spelled in section.values())
-            or not _ONLY_VLLM.isdisjoint(path.replace("-", "_") for path in flat)
-        )
-        launches.append(_launch(engine, section, flat, file, env, is_vllm=is_vllm))
+        elif any("-" in scalar.path or scalar.path.startswith("no_") for scalar in section.values()) or any(
+            path.replace("-", "_") in _ONLY_VLLM for path in document.scalars
+        ):
+            launches.append(_launch("vllm", "vllm", section, document))
+        elif own := {name: scalar for name, scalar in section.items() if name in verl.ROLLOUT_DEFAULTS}:
+            launches.append(_launch("verl", "rollout", own, document))
     return launches
 
 
 def values(text: str, file: str, env: Mapping[str, str], paths: Iterable[str]) -> dict[str, Any]:
     """What a document has at these dotted paths, interpolations resolved where that is possible."""
-    flat = _flatten(parse(text, file), file)
-    return {path: _resolve(flat[path][0], flat, env) for path in paths if path in flat}
+    document = _Document(text, file, env)
+    return {path: document.resolved(document.scalars[path].value) for path in paths if path in document.scalars}
+
+
+def _launch(dialect: LaunchDialect, engine: str, section: Mapping[str, _Scalar], document: "_Document") -> Launch:
+    settings = Collector()
+    for name, scalar in section.items():
+        place = Place(document.file, scalar.line)
+        value = document.resolved(scalar.value)
+        if isinstance(value, str) and (UNKNOWN in value or value == "???"):
+            value = UNKNOWN
+        else:
+            if dialect == "vllm" and isinstance(value, str):
+                value = spelling.vllm_value(name, value)
+            try:
+                value = spelling.typed(dialect, name, value, scalar.path)
+            except PreflightError as error:
+                raise PreflightError(f"{place}: {error}") from None
+        settings.put(name, value, scalar.path, (place,))
+    model = document.scalars.get(f"{engine.rpartition('.')[0]}.model.path", document.scalars.get("model"))
+    return settings.launch(
+        dialect,
+        engine,
+        model=model.value if model is not None and isinstance(model.value, str) else None,
+        from_vllm_config_file=dialect == "vllm",
+        place=Place(document.file, min(scalar.line for scalar in section.values())),
+    )
 
 
 def parse(text: str, file: str) -> yaml.Node | None:
@@ -68,7 +103,53 @@ def parse(text: str, file: str) -> yaml.Node | None:
         raise PreflightError(f"{file}: nested too deeply to be a configuration") from None
 
 
-def scalar(node: yaml.ScalarNode) -> Any:
+class _Document:
+    """A document as its scalars by dotted path; `env` answers `${oc.env:…}`."""
+
+    def __init__(self, text: str, file: str, env: Mapping[str, str]) -> None:
+        self.file, self._env = file, env
+        self.scalars: dict[str, _Scalar] = {}
+        queue: list[tuple[str, yaml.Node | None]] = [("", parse(text, file))]
+        for path, node in queue:
+            if len(queue) > _NODES_MAX:  # anchors can make a small file a huge tree
+                raise PreflightError(
+                    f"{file}: more than {_NODES_MAX} values, anchors followed; no configuration is that big"
+                )
+            if isinstance(node, yaml.ScalarNode):
+                self.scalars.setdefault(path, _Scalar(_value(node), node.start_mark.line + 1, path))
+            elif isinstance(node, yaml.MappingNode):
+                # The last of two equal keys wins, and a mapping's own keys come before those it merges in.
+                own = {str(key.value): value for key, value in node.value if key.value != "<<"}
+                queue += [(f"{path}.{name}" if path else name, value) for name, value in own.items()]
+                queue += [(path, value) for key, value in node.value if key.value == "<<"]
+
+    def resolved(self, value: Any) -> Any:
+        """With OmegaConf's interpolations that need nothing but this document and the environment; else UNKNOWN."""
+        for _ in range(_MAX_INTERPOLATIONS):
+            if not isinstance(value, str) or (match := _INTERPOLATION.search(value)) is None:
+                return value
+            inner = self._interpolated(match[1].strip())
+            whole = match.span() == (0, len(value))
+            value = inner if whole else value[: match.start()] + str(inner) + value[match.end() :]
+        return UNKNOWN
+
+    def _interpolated(self, inner: str) -> Any:
+        resolver, colon, rest = inner.partition(":")
+        if not colon:
+            return self.scalars[inner].value if inner in self.scalars else UNKNOWN
+        name, comma, default = (part.strip() for part in rest.partition(","))
+        if resolver == "oc.env":
+            known = name in self._env or comma
+            return spelling.hydra_value(self._env.get(name, default)) if known else UNKNOWN
+        if resolver == "oc.select":
+            there = self.scalars.get(name)
+            if there is not None and there.value is not None:
+                return there.value
+            return spelling.hydra_value(default) if comma else None
+        return spelling.hydra_value(rest) if resolver == "oc.decode" else UNKNOWN
+
+
+def _value(node: yaml.ScalarNode) -> Any:
     """A scalar's value. A YAML type that no setting has (a date, binary) stays text."""
     kind = node.tag.rpartition(":")[2]
     if kind == "null":
@@ -79,94 +160,3 @@ def scalar(node: yaml.ScalarNode) -> Any:
         except (ValueError, KeyError, yaml.YAMLError):
             return node.value  # tagged as a number without being one
     return node.value
-
-
-def _flatten(node: yaml.Node | None, file: str) -> dict[str, tuple[Any, int]]:
-    """Dotted path → (value, line) for every scalar below mappings. Anchors can make a small file a huge tree."""
-    flat: dict[str, tuple[Any, int]] = {}
-    queue: list[tuple[str, yaml.Node | None]] = [("", node)]
-    for path, here in queue:
-        if len(queue) > _NODES_MAX:
-            raise PreflightError(
-                f"{file}: more than {_NODES_MAX} values, anchors followed; no configuration is that big"
-            )
-        if isinstance(here, yaml.ScalarNode):
-            flat.setdefault(path, (scalar(here), here.start_mark.line + 1))
-        elif isinstance(here, yaml.MappingNode):
-            # The last of two equal keys wins, and a mapping's own keys come before those it merges in.
-            own = {str(key.value): value for key, value in here.value if key.value != "<<"}
-            queue += [(f"{path}.{name}" if path else name, value) for name, value in own.items()]
-            queue += [(path, value) for key, value in here.value if key.value == "<<"]
-    return flat
-
-
-def _launch(
-    engine: str,
-    section: Mapping[str, tuple[Any, int, str]],
-    flat: Mapping[str, tuple[Any, int]],
-    file: str,
-    env: Mapping[str, str],
-    *,
-    is_vllm: bool,
-) -> Launch:
-    known: dict[str, Setting] = {}
-    unknown: dict[str, Setting] = {}
-    dialect = "vllm" if is_vllm else "verl"
-    for name, (raw, line, spelled) in section.items():
-        if dialect == "verl" and name.removeprefix("data:") not in verl.ROLLOUT_DEFAULTS and "." not in name:
-            continue
-        value = _resolve(raw, flat, env)
-        places = (Place(file, line),)
-        if isinstance(value, str) and (UNKNOWN in value or value == "???"):
-            unknown[name] = Setting(value=None, spelled=spelled, places=places)
-            continue
-        if is_vllm and isinstance(value, str):
-            value = spelling.vllm_value(name, value)
-        known[name] = Setting(value=_typed(dialect, name, value, spelled, places[0]), spelled=spelled, places=places)
-    path = flat.get(f"{engine.rpartition('.')[0]}.model.path", flat.get("model", (None, 0)))[0]
-    first = min(setting.places[0].line or 0 for setting in (*known.values(), *unknown.values()))
-    return Launch(
-        dialect="vllm" if is_vllm else "verl",
-        engine=engine or ("vllm" if is_vllm else "rollout"),
-        settings=data_fed(known),
-        unknown=data_fed(unknown),
-        model=path if isinstance(path, str) else None,
-        from_vllm_config_file=is_vllm,
-        place=Place(file, first),
-    )
-
-
-def _typed(dialect: str, name: str, value: Any, spelled: str, place: Place) -> Any:
-    try:
-        return spelling.typed(dialect, name, value, spelled)
-    except PreflightError as error:
-        raise PreflightError(f"{place}: {error}") from None
-
-
-def _resolve(value: Any, flat: Mapping[str, tuple[Any, int]], env: Mapping[str, str]) -> Any:
-    """OmegaConf interpolations that need nothing but this document and the environment; others become UNKNOWN."""
-    for _ in range(_MAX_INTERPOLATIONS):
-        if not isinstance(value, str) or (match := _INTERPOLATION.search(value)) is None:
-            return value
-        inner = _interpolated(match[1].strip(), flat, env)
-        whole = match.span() == (0, len(value))
-        value = inner if whole else value[: match.start()] + str(inner) + value[match.end() :]
-    return UNKNOWN
-
-
-def _interpolated(inner: str, flat: Mapping[str, tuple[Any, int]], env: Mapping[str, str]) -> Any:
-    resolver, colon, rest = inner.partition(":")
-    if not colon:
-        return flat[inner][0] if inner in flat else UNKNOWN
-    name, comma, default = (part.strip() for part in rest.partition(","))
-    if resolver == "oc.env":
-        if name in env:
-            return spelling.hydra_value(env[name])
-        return spelling.hydra_value(default) if comma else UNKNOWN
-    if resolver == "oc.select":
-        if name in flat and flat[name][0] is not None:
-            return flat[name][0]
-        return spelling.hydra_value(default) if comma else None
-    if resolver == "oc.decode":
-        return spelling.hydra_value(rest)
-    return UNKNOWN

@@ -7,10 +7,10 @@ import msgspec
 from msgspec import UNSET
 
 from sim.preflight.check import Judged, Verdict
+from sim.preflight.launch import Fed
 from sim.preflight.memory import RaiseCost
-from sim.preflight.read_shell import Fed
 from sim.preflight.spelling import show
-from sim.startup import startup
+from sim.startup.rules import RULES, dotted
 
 LEVELS = ("refused", "changed", "risky")
 """The levels that make an offender, the worst first. A note is none."""
@@ -25,12 +25,12 @@ class Offender(msgspec.Struct, frozen=True, kw_only=True):
     engines: tuple[str, ...]
 
 
-def offenders(verdicts: Sequence[Verdict], levels: Sequence[str] = LEVELS) -> list[Offender]:
+def offenders(verdicts: Sequence[Verdict]) -> list[Offender]:
     """Each offending line once for each rule, the worst level first, then by file and line."""
     found: dict[tuple[Any, ...], Offender] = {}
     for verdict in verdicts:
         for judged in verdict.judged:
-            if judged.finding.level not in levels:
+            if judged.finding.level not in LEVELS:
                 continue
             key = (judged.places[0], judged.finding.rule, judged.finding.setting)
             engines = found[key].engines if key in found else ()
@@ -39,7 +39,7 @@ def offenders(verdicts: Sequence[Verdict], levels: Sequence[str] = LEVELS) -> li
 
     def rank(offender: Offender) -> tuple[Any, ...]:
         place = offender.judged.places[0]
-        return (levels.index(offender.judged.finding.level), place.file or "", place.line or 0)
+        return (LEVELS.index(offender.judged.finding.level), place.file or "", place.line or 0)
 
     return sorted(found.values(), key=rank)
 
@@ -81,11 +81,11 @@ def _offender_lines(offender: Offender) -> list[str]:
 
 def _dates(rule_id: str) -> str:
     """The releases a rule of vLLM belongs to, where it has not always been there."""
-    rule = startup.RULES.get(rule_id)
+    rule = RULES.get(rule_id)
     if rule is None:
         return ""
-    since = f"from vllm {'.'.join(map(str, rule.since))} on; " if rule.since > (0,) else ""
-    return since + (f"before vllm {'.'.join(map(str, rule.until))}; " if rule.until else "")
+    since = f"from vllm {dotted(rule.since)} on; " if rule.since > (0,) else ""
+    return since + (f"before vllm {dotted(rule.until)}; " if rule.until else "")
 
 
 def cost_in_words(cost: RaiseCost) -> str:
@@ -144,32 +144,25 @@ def _launch(verdict: Verdict) -> dict[str, Any]:
         "place": str(verdict.launch.place),
         "targets": list(verdict.targets),
         "verdict": "refused" if verdict.refused else "starts",
-        "final": {name: _plain(value) for name, value in verdict.final.items()},
+        "final": {name: "unset" if value is UNSET else value for name, value in verdict.final.items()},
         "findings": [_finding(judged) for judged in verdict.judged],
     }
 
 
 def _finding(judged: Judged) -> dict[str, Any]:
     found = judged.finding
-    line = {
+    # Unset is told by the key's absence: null is a value of its own here.
+    values = {"given": found.given, "becomes": found.becomes}
+    return {
         "level": found.level,
         "rule": found.rule,
         "stage": found.stage,
         "setting": found.setting,
         "spelled": judged.spelled,
-        "places": [{"file": place.file, "line": place.line} for place in judged.places],
+        "places": msgspec.to_builtins(judged.places),
         "why": found.why,
         "remedy": found.remedy,
         "condition": found.condition,
-        "cost": None if judged.cost is None else msgspec.to_builtins(judged.cost),
+        "cost": msgspec.to_builtins(judged.cost),
+        **{name: value for name, value in values.items() if value is not UNSET},
     }
-    # Unset is told by the key's absence: null is a value of its own here.
-    if found.given is not UNSET:
-        line["given"] = found.given
-    if found.becomes is not UNSET:
-        line["becomes"] = found.becomes
-    return line
-
-
-def _plain(value: Any) -> Any:
-    return "unset" if value is UNSET else value

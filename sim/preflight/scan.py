@@ -5,11 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import msgspec
-
 from sim.preflight import read_flags, read_shell, read_workflow, read_yaml
-from sim.preflight.launch import Launch, PreflightError
-from sim.preflight.read_shell import Fed, Reading
+from sim.preflight.launch import PreflightError, Reading
 
 SHELL_SUFFIXES = frozenset((".sh", ".bash", ".env"))
 YAML_SUFFIXES = frozenset((".yaml", ".yml", ".json"))
@@ -21,33 +18,25 @@ _SWITCH = re.compile(r"(?:\w+_)?ENABLE_CHUNKED_PREFILL", re.IGNORECASE)
 _OFF = frozenset(("false", "0"))
 
 
-class Tree(msgspec.Struct, kw_only=True):
-    """What lies in a tree: the launches, switches handed to scripts outside it, and what could not be read."""
+def scan(root: Path, env: Mapping[str, str]) -> Reading:
+    """Reads every launch file under `root`. `env` answers `${oc.env:…}` in configs.
 
-    files_read: int = 0
-    launches: list[Launch] = []
-    unread: list[Fed] = []
-    errors: list[str] = []
-
-
-def scan(root: Path, env: Mapping[str, str]) -> Tree:
-    """Reads every launch file under `root`. `env` answers `${oc.env:…}` in configs."""
+    Of what is handed to scripts outside the tree only switches of chunked prefill that are off are kept.
+    """
     scripts: dict[str, tuple[str, str]] = {}
     documents: list[tuple[str, str]] = []
     for path in _files(root):
         text = _text(path)
         if text is None:
             continue
-        relative = path.relative_to(root).as_posix()
         if path.suffix in YAML_SUFFIXES:
             documents.append((str(path), text))
         elif path.suffix in SHELL_SUFFIXES or re.match(r"#!.*\b(?:ba|z)?sh\b", text):
-            scripts[relative] = (str(path), text)
+            scripts[path.relative_to(root).as_posix()] = (str(path), text)
 
     def find(called: str) -> tuple[str, str] | None:
         return _called(called, scripts)
 
-    tree = Tree(files_read=len(scripts) + len(documents))
     reading = Reading()
     for file, text in scripts.values():
         read_shell.read_shell(text, file, find, reading=reading)
@@ -56,31 +45,27 @@ def scan(root: Path, env: Mapping[str, str]) -> Tree:
         if not _TELLING.search(text) and "jobs:" not in text:
             continue
         try:
-            of_workflow = read_workflow.read_workflow(text, file, find)
-            if of_workflow is None:
-                reading.launches += read_yaml.read_yaml(text, file, env)
-            else:
-                _extend(reading, of_workflow)
+            read = _read_document(text, file, find, env)
         except PreflightError as error:
             reading.errors.append(str(error))
-    tree.launches, tree.errors = reading.launches, sorted(set(reading.errors))
-    tree.unread = [fed for fed in reading.unread if _SWITCH.fullmatch(fed.name) and fed.text.lower() in _OFF]
-    return tree
+        else:
+            reading.launches += read.launches
+            reading.unread += read.unread
+            reading.errors += read.errors
+    unread = [fed for fed in reading.unread if _SWITCH.fullmatch(fed.name) and fed.text.lower() in _OFF]
+    return Reading(reading.launches, unread, sorted(set(reading.errors)))
 
 
-def read_file(path: Path, env: Mapping[str, str]) -> Tree:
+def read_file(path: Path, env: Mapping[str, str]) -> Reading:
     """The launches of one file: a config, a workflow, a script, or a vLLM command line."""
     text = _text(path)
     if text is None:
         raise PreflightError(f"{path}: cannot be read as text of at most {FILE_BYTES_MAX} bytes")
     file = str(path)
-    reading: Reading | None
     if path.suffix in YAML_SUFFIXES:
-        reading = read_workflow.read_workflow(text, file, lambda _: None)
-        if reading is None:
-            reading = Reading(launches=read_yaml.read_yaml(text, file, env))
+        reading = _read_document(text, file, lambda _: None, env)
     elif text.lstrip().startswith("-"):
-        reading = Reading(launches=[read_flags.read_vllm_command(text, file)])
+        reading = Reading([read_flags.read_vllm_command(text, file)])
     else:
         reading = read_shell.read_shell(text, file)
     if reading.errors:
@@ -90,13 +75,12 @@ def read_file(path: Path, env: Mapping[str, str]) -> Tree:
             f"{file}: no engine setting found; expected a verl or vLLM config (YAML, JSON), "
             "a `vllm serve` command line, a launch script or a workflow"
         )
-    return Tree(files_read=1, launches=reading.launches, unread=[], errors=[])
+    return Reading(reading.launches)
 
 
-def _extend(into: Reading, other: Reading) -> None:
-    into.launches += other.launches
-    into.unread += other.unread
-    into.errors += other.errors
+def _read_document(text: str, file: str, find: read_shell.FindScript, env: Mapping[str, str]) -> Reading:
+    of_workflow = read_workflow.read_workflow(text, file, find)
+    return Reading(read_yaml.read_yaml(text, file, env)) if of_workflow is None else of_workflow
 
 
 def _files(root: Path) -> Iterator[Path]:

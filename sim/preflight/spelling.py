@@ -7,7 +7,7 @@ from msgspec import UNSET
 
 from sim.preflight import verl
 from sim.preflight.launch import PreflightError
-from sim.startup import startup
+from sim.startup.flags import FLAGS
 
 _ENGINE_PATH = re.compile(r"(?P<engine>(?:\w+\.)*(?:rollout|inference))\.(?P<setting>\w+(?:\.vllm\.\w+)?)")
 _DATA_PATHS = {"data.max_prompt_length": "prompt_length", "data.max_response_length": "response_length"}
@@ -19,6 +19,8 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _INTEGER = re.compile(r"[+-]?\d+(?:_\d+)*")
 _FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?")
 _SUFFIXES = "kmgt"
+_HYDRA_CONSTANTS = {"null": None, "true": True, "false": False}
+_KIND_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a word"}
 
 
 def verl_path(path: str) -> tuple[str, str] | None:
@@ -29,8 +31,8 @@ def verl_path(path: str) -> tuple[str, str] | None:
     if match is None:
         return None
     setting = match["setting"]
-    passed_on = setting.removeprefix("engine_kwargs.vllm.")
-    if setting in verl.ROLLOUT_DEFAULTS or (passed_on != setting and passed_on in startup.FLAGS):
+    passed_on = setting.removeprefix(verl.PASSED_ON)
+    if setting in verl.ROLLOUT_DEFAULTS or (passed_on != setting and passed_on in FLAGS):
         return match["engine"], setting
     return None
 
@@ -39,12 +41,17 @@ def vllm_flag(word: str) -> tuple[str, bool] | None:
     """(argument, negated) of a vLLM flag, dashes or underscores alike; None for a flag the rules do not need."""
     name = word.lstrip("-").replace("-", "_")
     name = _VLLM_ALIASES.get(name, name)
-    if name in startup.FLAGS:
+    if name in FLAGS:
         return name, False
     negated = name.removeprefix("no_")
-    if negated != name and negated in startup.FLAGS and startup.FLAGS[negated].kind is bool:
+    if negated != name and negated in FLAGS and FLAGS[negated].kind is bool:
         return negated, True
     return None
+
+
+def dashed(argument: str) -> str:
+    """An argument as vLLM's command line spells it, without the dashes before it."""
+    return argument.replace("_", "-")
 
 
 def hydra_value(text: str) -> Any:
@@ -52,11 +59,8 @@ def hydra_value(text: str) -> Any:
     text = text.strip()
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
-    lowered = text.lower()
-    if lowered == "null":
-        return None
-    if lowered in ("true", "false"):
-        return lowered == "true"
+    if text.lower() in _HYDRA_CONSTANTS:
+        return _HYDRA_CONSTANTS[text.lower()]
     if _INTEGER.fullmatch(text):
         return int(text)
     if _FLOAT.fullmatch(text):
@@ -66,7 +70,7 @@ def hydra_value(text: str) -> Any:
 
 def vllm_value(argument: str, text: str) -> Any:
     """A value as vLLM's command line reads it: 8k is 8000, 8K is 8192, and max_model_len takes `auto`."""
-    kind = startup.FLAGS[argument].kind
+    kind = FLAGS[argument].kind
     if argument == "max_model_len" and text.lower() == "auto":
         return -1
     if kind is int and (match := _NUMBER.fullmatch(text)):
@@ -82,18 +86,15 @@ def vllm_value(argument: str, text: str) -> Any:
         return float(text)
     elif kind is str:
         return text
-    expected = {int: "an integer (8192, 8k, 8K)", float: "a number"}[kind]
-    raise PreflightError(f"--{argument.replace('_', '-')} {text}: expected {expected}")
-
-
-_WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a word"}
+    examples = " (8192, 8k, 8K)" if kind is int else ""
+    raise PreflightError(f"--{dashed(argument)} {text}: expected {_KIND_WORDS[kind]}{examples}")
 
 
 def typed(dialect: str, setting: str, value: Any, spelled: str) -> Any:
     """`value` if it has the type the setting needs; bad ones are an error that says what is allowed."""
-    passed_on = setting.removeprefix("engine_kwargs.vllm.")
+    passed_on = setting.removeprefix(verl.PASSED_ON)
     if dialect == "vllm" or passed_on != setting:
-        kind, nullable = startup.FLAGS[passed_on].kind, True
+        kind, nullable = FLAGS[passed_on].kind, True
     else:
         plain = setting.removeprefix("data:")
         kind, nullable = verl.KINDS[plain], plain in verl.NULLABLE
@@ -103,7 +104,7 @@ def typed(dialect: str, setting: str, value: Any, spelled: str) -> Any:
         return float(value)
     if type(value) is kind:
         return value
-    allowed = _WORDS[kind] + (" or null" if nullable else "")
+    allowed = _KIND_WORDS[kind] + (" or null" if nullable else "")
     hint = ""
     if value == "None":
         hint = "; None is a word here, write null"

@@ -5,16 +5,19 @@ Read in verl 0.8.0, 0.9.0 and 0.9.1 (`RolloutConfig`, the three servers' constru
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
-from sim.startup import startup
-from sim.startup.startup import Device, Finding, Model, Rule, Startup, Version, finding
+from sim.startup.batch import Device
+from sim.startup.flags import FLAGS
+from sim.startup.model_shape import UNKNOWN_MODEL, ModelShape
+from sim.startup.rules import NEWEST, Finding, Rule, Version, dotted, table
+from sim.startup.start import Startup
+from sim.startup.start import start as start_vllm
 
-Backend = Literal["vllm", "sglang", "trtllm"]
-BACKENDS: tuple[str, ...] = get_args(Backend)
+BACKENDS = ("vllm", "sglang", "trtllm")
 
 ROLLOUT_DEFAULTS: dict[str, Any] = {
     "name": UNSET,
@@ -47,18 +50,16 @@ KINDS: dict[str, type] = {
 } | {"name": str}
 
 FORWARDED: dict[str, str] = {
-    "max_model_len": "max_model_len",
-    "max_num_seqs": "max_num_seqs",
-    "enable_chunked_prefill": "enable_chunked_prefill",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "enable_prefix_caching": "enable_prefix_caching",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "tensor_model_parallel_size": "tensor_parallel_size",
-    "scheduling_policy": "scheduling_policy",
-    "dtype": "dtype",
-    "load_format": "load_format",
-}
+    setting: "tensor_parallel_size" if setting == "tensor_model_parallel_size" else setting
+    for setting in (
+        "max_model_len", "max_num_seqs", "enable_chunked_prefill", "max_num_batched_tokens", "enable_prefix_caching",
+        "gpu_memory_utilization", "tensor_model_parallel_size", "scheduling_policy", "dtype", "load_format",
+    )
+}  # fmt: skip
 """Rollout setting → engine argument that verl's vLLM server passes on."""
+
+PASSED_ON = "engine_kwargs.vllm."
+"""What stands before an engine argument that a rollout section hands to vLLM itself."""
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,99 +81,41 @@ RELEASES: tuple[Release, ...] = (
 
 
 def release_for(version: Version) -> Release:
-    """The newest known release that is not newer than `version`; older than all of them is an error."""
+    """That version, taken for the newest known release that is not newer; a ValueError if it is older than them all."""
     older = [release for release in RELEASES if release.version <= version]
     if not older:
-        known = ", ".join(".".join(map(str, r.version)) for r in RELEASES)
-        raise ValueError(f"verl {'.'.join(map(str, version))} is older than the releases known here: {known}")
-    return older[-1]
+        known = ", ".join(dotted(release.version) for release in RELEASES)
+        raise ValueError(f"verl {dotted(version)} is older than the releases known here: {known}")
+    return msgspec.structs.replace(older[-1], version=version)
 
 
-RULES: dict[str, Rule] = {
-    rule.id: rule
-    for rule in (
-        Rule(id="sync-mode-removed", level="refused", stage="verl config", remedy="set mode=async or drop it"),
-        Rule(
-            id="pipeline-parallel-missing",
-            level="refused",
-            stage="verl config",
-            remedy="set pipeline_model_parallel_size=1",
-        ),
-        Rule(
-            id="expert-parallel-mismatch",
-            level="refused",
-            stage="verl config",
-            remedy="set expert_parallel_size to 1 or to tensor_model_parallel_size × data_parallel_size",
-        ),
-        Rule(
-            id="unknown-backend",
-            level="refused",
-            stage="verl server",
-            remedy="name a backend that verl knows, or one that your own code registers",
-        ),
-        Rule(
-            id="backend-taken-for-vllm",
-            level="note",
-            stage="verl config",
-            remedy="set rollout.name: verl has no default for it",
-        ),
-        Rule(
-            id="context-above-positions",
-            level="refused",
-            stage="verl server",
-            remedy="lower max_model_len to the model's max_position_embeddings",
-        ),
-        Rule(
-            id="context-is-models",
-            level="note",
-            stage="verl server",
-            remedy="set max_model_len explicitly to what the run needs",
-        ),
-        Rule(
-            id="batch-raised-to-context",
-            level="changed",
-            stage="verl server",
-            remedy="drop the stale enable_chunked_prefill=False, or set max_model_len explicitly to what is needed",
-        ),
-        Rule(
-            id="net-on-frozen-field",
-            level="refused",
-            stage="verl server",
-            remedy="drop the stale enable_chunked_prefill=False, or set max_model_len explicitly "
-            "and max_num_batched_tokens no lower",
-        ),
-        Rule(
-            id="null-batch-in-net",
-            level="refused",
-            stage="verl server",
-            remedy="give max_num_batched_tokens a number, or drop enable_chunked_prefill=False",
-        ),
-        Rule(
-            id="false-not-forwarded",
-            level="changed",
-            stage="config",
-            remedy="drop the flag: it has no effect here, and takes effect on an upgrade to verl 0.9.1",
-        ),
-        Rule(
-            id="null-chunking",
-            level="changed",
-            stage="config",
-            remedy="write true or false; null is neither",
-        ),
-        Rule(
-            id="overridden-by-engine-kwargs",
-            level="changed",
-            stage="config",
-            remedy="set it in one place: the rollout setting, not engine_kwargs.vllm",
-        ),
-        Rule(
-            id="context-below-lengths",
-            level="risky",
-            stage="run",
-            remedy="raise max_model_len, or lower prompt_length or response_length",
-        ),
-    )
-}
+# fmt: off
+RULES = table(
+    Rule("sync-mode-removed", "refused", "verl config", "set mode=async or drop it"),
+    Rule("pipeline-parallel-missing", "refused", "verl config", "set pipeline_model_parallel_size=1"),
+    Rule("expert-parallel-mismatch", "refused", "verl config",
+         "set expert_parallel_size to 1 or to tensor_model_parallel_size × data_parallel_size"),
+    Rule("unknown-backend", "refused", "verl server",
+         "name a backend that verl knows, or one that your own code registers"),
+    Rule("backend-taken-for-vllm", "note", "verl config", "set rollout.name: verl has no default for it"),
+    Rule("context-above-positions", "refused", "verl server",
+         "lower max_model_len to the model's max_position_embeddings"),
+    Rule("context-is-models", "note", "verl server", "set max_model_len explicitly to what the run needs"),
+    Rule("batch-raised-to-context", "changed", "verl server",
+         "drop the stale enable_chunked_prefill=False, or set max_model_len explicitly to what is needed"),
+    Rule("net-on-frozen-field", "refused", "verl server",
+         "drop the stale enable_chunked_prefill=False, or set max_model_len explicitly "
+         "and max_num_batched_tokens no lower"),
+    Rule("null-batch-in-net", "refused", "verl server",
+         "give max_num_batched_tokens a number, or drop enable_chunked_prefill=False"),
+    Rule("false-not-forwarded", "changed", "config",
+         "drop the flag: it has no effect here, and takes effect on an upgrade to verl 0.9.1"),
+    Rule("null-chunking", "changed", "config", "write true or false; null is neither"),
+    Rule("overridden-by-engine-kwargs", "changed", "config",
+         "set it in one place: the rollout setting, not engine_kwargs.vllm"),
+    Rule("context-below-lengths", "risky", "run", "raise max_model_len, or lower prompt_length or response_length"),
+)
+# fmt: on
 
 
 class VerlStartup(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,37 +136,36 @@ class VerlStartup(msgspec.Struct, frozen=True, kw_only=True):
 
 def start(
     rollout: Mapping[str, Any],
-    model: Model = startup.UNKNOWN_MODEL,
+    model: ModelShape = UNKNOWN_MODEL,
     *,
-    engine_kwargs: Mapping[str, Any] | None = None,
     release: Release = RELEASES[-1],
-    vllm: Version = startup.NEWEST,
+    vllm: Version = NEWEST,
     device: Device = "gpu",
     allow_longer_context: bool = False,
 ) -> VerlStartup:
     """Whether verl's server starts with these rollout settings; unset ones take `rollout.yaml`'s defaults.
 
+    A name that begins with `PASSED_ON` is an engine argument; verl lays them over the others last.
     Only vLLM's own rules are known here: with SGLang or TensorRT-LLM verl's part is judged and the engine's is not.
     """
     values = compose(rollout, release)
     found = check_rollout_config(values)
     backend = values["name"]
     if backend is UNSET:
-        backend, rule = "vllm", RULES["backend-taken-for-vllm"]
-        found.append(finding(rule, "name", "rollout.name is not set here; judged as vllm", becomes="vllm"))
+        backend, why = "vllm", "rollout.name is not set here; judged as vllm"
+        found.append(RULES["backend-taken-for-vllm"].found("name", why, becomes="vllm"))
     elif backend not in BACKENDS:
         why = f"rollout.name is {backend}; verl registers {', '.join(BACKENDS)}"
-        found.append(finding(RULES["unknown-backend"], "name", why, given=backend))
+        found.append(RULES["unknown-backend"].found("name", why, given=backend))
     values, of_server = validate(values, model, release=release, backend=backend)
     found += of_server
     engine = None
     if backend == "vllm":
-        flags, of_forwarding = forward(values, engine_kwargs or {}, release)
+        engine_kwargs = {n.removeprefix(PASSED_ON): v for n, v in rollout.items() if n.startswith(PASSED_ON)}
+        flags, of_forwarding = forward(values, engine_kwargs, release)
         found += of_forwarding
         if not any(f.level == "refused" for f in found):
-            engine = startup.start(
-                flags, model, version=vllm, device=device, usage="serve", allow_longer_context=allow_longer_context
-            )
+            engine = start_vllm(flags, model, version=vllm, device=device, allow_longer_context=allow_longer_context)
             found += engine.findings
     found += _run_time(values)
     return VerlStartup(findings=tuple(found), rollout=values, engine=engine)
@@ -239,21 +181,21 @@ def check_rollout_config(values: Mapping[str, Any]) -> list[Finding]:
     """What `RolloutConfig` itself refuses (0.8.0 to 0.9.1)."""
     found = []
     if values["mode"] == "sync":
-        found.append(finding(RULES["sync-mode-removed"], "mode", "verl removed the sync rollout mode", given="sync"))
+        found.append(RULES["sync-mode-removed"].found("mode", "verl removed the sync rollout mode", given="sync"))
     ranks = values["pipeline_model_parallel_size"]
     if ranks > 1:
         why = "no rollout backend of verl runs pipeline parallel"
-        found.append(finding(RULES["pipeline-parallel-missing"], "pipeline_model_parallel_size", why, given=ranks))
+        found.append(RULES["pipeline-parallel-missing"].found("pipeline_model_parallel_size", why, given=ranks))
     experts = values["expert_parallel_size"]
     product = values["tensor_model_parallel_size"] * values["data_parallel_size"]
     if values["name"] != "trtllm" and experts > 1 and experts != product:
         why = f"expert_parallel_size {experts} is not tensor × data parallel size = {product}"
-        found.append(finding(RULES["expert-parallel-mismatch"], "expert_parallel_size", why, given=experts))
+        found.append(RULES["expert-parallel-mismatch"].found("expert_parallel_size", why, given=experts))
     return found
 
 
 def validate(
-    values: Mapping[str, Any], model: Model, *, release: Release, backend: str
+    values: Mapping[str, Any], model: ModelShape, *, release: Release, backend: str
 ) -> tuple[dict[str, Any], list[Finding]]:
     """What a server's constructor does to the settings: the context rule on every backend, the net on vLLM's.
 
@@ -264,10 +206,10 @@ def validate(
     if context is None:
         after["max_model_len"] = context = positions
         why = "verl takes the model's max_position_embeddings where max_model_len is null or unset"
-        found.append(finding(RULES["context-is-models"], "max_model_len", why, given=None, becomes=positions))
+        found.append(RULES["context-is-models"].found("max_model_len", why, given=None, becomes=positions))
     elif positions is not UNSET and context > positions:
         why = f"max_model_len {context} is more than the model's max_position_embeddings {positions}"
-        return after, [finding(RULES["context-above-positions"], "max_model_len", why, given=context)]
+        return after, [RULES["context-above-positions"].found("max_model_len", why, given=context)]
     if backend == "vllm" and release.has_net:
         after["max_num_batched_tokens"], of_net = safety_net(
             values["enable_chunked_prefill"], values["max_num_batched_tokens"], context, frozen=release.batch_is_frozen
@@ -283,27 +225,28 @@ def safety_net(chunking: bool | None, batched: int | None, context: Any, *, froz
     """
     if chunking:
         return batched, []
-    off = "off" if chunking is False else "null, which the net takes for off"
+    off = f"chunked prefill is {'off' if chunking is False else 'null, which the net takes for off'}"
     if batched is None:
-        why = f"chunked prefill is {off} and max_num_batched_tokens null cannot be compared with max_model_len"
-        return batched, [finding(RULES["null-batch-in-net"], "max_num_batched_tokens", why, given=None)]
-    if context is not UNSET and batched >= context:
+        why = f"{off} and max_num_batched_tokens null cannot be compared with max_model_len"
+        return batched, [RULES["null-batch-in-net"].found("max_num_batched_tokens", why, given=None)]
+    condition, length = None, f"max_model_len {context}"
+    if context is UNSET:
+        length = "the model's max_position_embeddings"
+        condition = f"{length} is more than {batched}"
+    elif batched >= context:
         return batched, []
-    unknown = context is UNSET
-    condition = f"the model's max_position_embeddings is more than {batched}" if unknown else None
-    length = "the model's max_position_embeddings" if unknown else f"max_model_len {context}"
+    raised = f"max_num_batched_tokens from {batched} to {length}"
+    rule, why = RULES["batch-raised-to-context"], f"{off}; verl warns and raises {raised}"
     if frozen:
-        why = (
-            f"chunked prefill is {off}; the safety net means to raise max_num_batched_tokens from {batched} to "
-            f"{length}, but RolloutConfig is frozen there and the assignment raises FrozenInstanceError"
+        rule, why = (
+            RULES["net-on-frozen-field"],
+            (
+                f"{off}; the safety net means to raise {raised}, but RolloutConfig is frozen there and the assignment "
+                f"raises FrozenInstanceError"
+            ),
         )
-        rule = RULES["net-on-frozen-field"]
-        return batched, [
-            finding(rule, "max_num_batched_tokens", why, given=batched, becomes=context, condition=condition)
-        ]
-    why = f"chunked prefill is {off}; verl warns and raises max_num_batched_tokens from {batched} to {length}"
-    rule = RULES["batch-raised-to-context"]
-    return context, [finding(rule, "max_num_batched_tokens", why, given=batched, becomes=context, condition=condition)]
+    found = rule.found("max_num_batched_tokens", why, given=batched, becomes=context, condition=condition)
+    return batched if frozen else context, [found]
 
 
 def forward(
@@ -315,31 +258,30 @@ def forward(
     """
     found = []
     passed: dict[str, Any] = {}
-    for setting, argument in FORWARDED.items():
-        value = values[setting]
-        if argument in engine_kwargs and engine_kwargs[argument] is not None:
-            if engine_kwargs[argument] != value:
-                why = f"engine_kwargs.vllm.{argument} replaces rollout.{setting} after verl's own checks"
-                rule = RULES["overridden-by-engine-kwargs"]
-                found.append(finding(rule, setting, why, given=value, becomes=engine_kwargs[argument]))
-            continue
+    laid_over = {name: value for name, value in engine_kwargs.items() if value is not None}
+
+    def pass_on(setting: str, argument: str, value: Any) -> None:
         if value is False and not release.forwards_false:
-            why = f"verl {'.'.join(map(str, release.version))} does not pass false on, so vLLM takes its default, true"
-            found.append(finding(RULES["false-not-forwarded"], setting, why, given=False, becomes=True))
-        elif value is None and setting == "enable_chunked_prefill":
-            why = "null is not passed on, so vLLM takes its default, true"
-            found.append(finding(RULES["null-chunking"], setting, why, given=None, becomes=True))
-        elif value is not None and value is not UNSET:
-            passed[argument] = value
-    for argument, value in engine_kwargs.items():
-        if argument not in startup.FLAGS or value is None:
-            continue
-        if value is False and not release.forwards_false:
-            why = f"verl {'.'.join(map(str, release.version))} does not pass false on, so vLLM takes its default, true"
-            setting = f"engine_kwargs.vllm.{argument}"
-            found.append(finding(RULES["false-not-forwarded"], setting, why, given=False, becomes=True))
+            why = f"verl {dotted(release.version)} does not pass false on, so vLLM takes its default, true"
+            found.append(RULES["false-not-forwarded"].found(setting, why, given=False, becomes=True))
         else:
             passed[argument] = value
+
+    for setting, argument in FORWARDED.items():
+        value = values[setting]
+        if argument in laid_over:
+            if laid_over[argument] != value:
+                why = f"{PASSED_ON}{argument} replaces rollout.{setting} after verl's own checks"
+                rule = RULES["overridden-by-engine-kwargs"]
+                found.append(rule.found(setting, why, given=value, becomes=laid_over[argument]))
+        elif value is None and setting == "enable_chunked_prefill":
+            why = "null is not passed on, so vLLM takes its default, true"
+            found.append(RULES["null-chunking"].found(setting, why, given=None, becomes=True))
+        elif value is not None and value is not UNSET:
+            pass_on(setting, argument, value)
+    for argument, value in laid_over.items():
+        if argument in FLAGS:
+            pass_on(f"{PASSED_ON}{argument}", argument, value)
     return passed, found
 
 
@@ -349,4 +291,4 @@ def _run_time(values: Mapping[str, Any]) -> list[Finding]:
     if context is UNSET or context == -1 or wanted <= context:
         return []
     why = f"prompt_length + response_length is {wanted}, more than max_model_len {context}: responses are cut short"
-    return [finding(RULES["context-below-lengths"], "max_model_len", why, given=context)]
+    return [RULES["context-below-lengths"].found("max_model_len", why, given=context)]

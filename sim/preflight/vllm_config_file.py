@@ -8,26 +8,27 @@ is only looked for with dashes and, before 0.28, not at all. Held against vLLM's
 from collections.abc import Mapping
 from typing import Any
 
-from sim.preflight.launch import Setting
-from sim.startup.startup import FLAGS, RULES, Finding, Version, finding
+from sim.preflight.launch import WrittenSetting
+from sim.preflight.spelling import dashed
+from sim.startup.flags import FLAGS
+from sim.startup.rules import RULES, Finding, Version, dotted
 
 FALSE_SINCE: Version = (0, 28)
 
 
-def forward(settings: Mapping[str, Setting], version: Version) -> tuple[dict[str, Any], list[Finding]]:
+def forward(settings: Mapping[str, WrittenSetting], version: Version) -> tuple[dict[str, Any], list[Finding]]:
     """The engine arguments that come of a config file's settings, by the way each key is spelled."""
     passed: dict[str, Any] = {}
     found = []
     for name, setting in settings.items():
         if setting.value is None:
-            why = f"vLLM reads null in a config file as the word None, which --{name.replace('_', '-')} does not take"
-            found.append(finding(RULES["null-in-config-file"], name, why, given=None))
+            why = f"vLLM reads null in a config file as the word None, which --{dashed(name)} does not take"
+            found.append(RULES["null-in-config-file"].found(name, why, given=None))
         elif setting.value is False and FLAGS[name].kind is bool and not _reaches(setting.spelled, version):
-            dashes = name.replace("_", "-")
-            why = f"vLLM {'.'.join(map(str, version))} drops {setting.spelled}: false from a config file"
+            why = f"vLLM {dotted(version)} drops {setting.spelled}: false from a config file"
+            remedy = f"write no-{dashed(name)}: true"
             rule = RULES["false-lost-in-config-file"]
-            remedy = f"write no-{dashes}: true"
-            found.append(finding(rule, name, why, given=False, becomes=True, remedy=remedy))
+            found.append(rule.found(name, why, given=False, becomes=True, remedy=remedy))
         else:
             passed[name] = setting.value
     return passed, found

@@ -1,1 +1,1 @@
-"""What people read: a world explained on the terminal."""
+"""Runs and comparisons, told: on the terminal, as pages and pictures, as plain data. Reports never run a world."""

@@ -3,17 +3,30 @@
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
+from sim.budget import turn_budget_tokens, used_before_tokens
 from sim.case import Case
-from sim.clock import NS_PER_S, Deviation
-from sim.invariants import INVARIANTS, Violation
-from sim.invariants.budget import turn_budget_tokens, used_before_tokens
-from sim.report import explain
+from sim.clock import NS_PER_S
+from sim.events import FaultFired
+from sim.invariants.table import INVARIANTS
+from sim.ledger import TurnRecord
 from sim.report.colours import FATE_COLOURS
-from sim.report.spans import Part, Span, spans_of
-from sim.sut.interface import Sut
-from sim.trace import FaultFired, Trace, TurnRecord, WorldEnded
+from sim.report.messages import MESSAGE_HEADS, message_rows
+from sim.report.spans import Part, Span, spans_of, take_lane
+from sim.report.spelled import (
+    schedule_line,
+    settings_line,
+    spelled_budget,
+    spelled_fault,
+    spelled_firings,
+    spelled_grant,
+    spelled_limits,
+    spelled_outcomes,
+)
+from sim.report.turns import why_it_overran
+from sim.report.violated import messages_of, turns_to_tell
+from sim.verdicts import Judged
 from sim.waste.ledger import FATES, LOSSES, spelled_fate, waste_of
 
 MOST_TURNS = 200
@@ -26,67 +39,61 @@ Place: TypeAlias = Callable[[int], float]
 """From nanoseconds to a place across the drawing."""
 
 
-class Subject(NamedTuple):
-    """What a page is about."""
-
-    title: str
-    origin: str
-    case: Case
-    sut: Sut
-    trace: Trace
-    violations: Sequence[Violation]
-    deviations: Sequence[Deviation]
-
-
-def page(subject: Subject) -> str:
-    """The whole page."""
-    spans = spans_of(subject.case, subject.trace)
+def page(run: Judged, title: str, origin: str = "") -> str:
+    """The whole page. `title`: what the case is called; `origin`: where it comes from."""
+    spans = spans_of(run.case, run.trace)
     sections = [
-        _header(subject),
-        _tiles(subject),
-        _section("In time", _timeline(subject, spans)),
-        _section("Responses", "".join(_turns(subject, spans))),
-        _messages(subject),
-        _section("Faults", _faults(subject)) if subject.case.faults else "",
-        _section("Schedule", _schedule(subject)),
-        f"<footer>digest {subject.trace.digest()} · {len(subject.trace.events):,} events · "
-        f"{escape(_ending(subject.trace))}</footer>",
+        _header(run, title, origin),
+        _tiles(run),
+        _section("In time", _timeline(run, spans)),
+        _section("Responses", "".join(_turns(run, spans))),
+        _messages(run),
+        _section("Faults", _faults(run)) if run.case.faults else "",
+        _section("Schedule", _schedule(run)),
+        f"<footer>digest {run.trace.digest()} · {len(run.trace.events):,} events · {escape(_ending(run))}</footer>",
     ]
-    return _PAGE.format(title=escape(subject.title), style=_STYLE.read_text(encoding="utf-8"), body="\n".join(sections))
+    return _PAGE.format(title=escape(title), style=_STYLE.read_text(encoding="utf-8"), body="\n".join(sections))
 
 
 def _section(head: str, body: str) -> str:
     return f"<section><h2>{head}</h2>{body}</section>"
 
 
-def _ending(trace: Trace) -> str:
-    end = trace.events[-1]
-    assert isinstance(end, WorldEnded)
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]], of: str = "") -> str:
+    """Cells are HTML already. `of`: the table's class."""
+    kind = f' class="{of}"' if of else ""
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _ending(run: Judged) -> str:
+    end = run.trace.end
+    assert end is not None
     return f"the world ended at {end.t_ns / NS_PER_S:g} s of virtual time: {end.reason}"
 
 
 # Top
 
 
-def _header(subject: Subject) -> str:
-    case, verdicts = subject.case, []
-    for number in dict.fromkeys(violation.invariant for violation in subject.violations):
+def _header(run: Judged, title: str, origin: str) -> str:
+    verdicts = []
+    for number, messages in messages_of(run.violations).items():
         statement = INVARIANTS[number].statement if number in INVARIANTS else ""
-        messages = [violation.message for violation in subject.violations if violation.invariant == number]
-        items = "".join(f"<li>{escape(message)}</li>" for message in messages[:6])
+        items = "".join(f"<li>{escape(message)}</li>" for message in messages)
         verdicts.append(f'<div class="verdict"><b>{number}</b><div>{escape(statement)}<ul>{items}</ul></div></div>')
     if not verdicts:
         verdicts.append('<div class="verdict clean"><b>clean</b><div>No invariant is violated.</div></div>')
-    chips = "".join(f"<span>{escape(part)}</span>" for part in explain.settings_line(case).split(" · "))
-    origin = f'<p class="origin">{escape(subject.origin)}</p>' if subject.origin else ""
+    chips = "".join(f"<span>{escape(part)}</span>" for part in settings_line(run.case).split(" · "))
+    about = f'<p class="origin">{escape(origin)}</p>' if origin else ""
     return (
-        f"<header><h1>{escape(subject.title)} <small>on {escape(subject.sut.key)}</small></h1>{origin}"
+        f"<header><h1>{escape(title)} <small>on {escape(run.sut.key)}</small></h1>{about}"
         f'<p class="chips">{chips}</p>{"".join(verdicts)}</header>'
     )
 
 
-def _tiles(subject: Subject) -> str:
-    waste = waste_of(subject.case, subject.trace)
+def _tiles(run: Judged) -> str:
+    waste = waste_of(run.case, run.trace)
     tiles = [("decoded", waste.decoded.tokens, ""), ("kept", waste.kept_tokens, FATES["kept"])]
     tiles += [(loss, waste.fates[loss].tokens, FATES[loss]) for loss in LOSSES if waste.fates[loss].tokens]
     cells = "".join(
@@ -101,9 +108,9 @@ def _tiles(subject: Subject) -> str:
 # Time
 
 
-def _timeline(subject: Subject, spans: Sequence[Span]) -> str:
+def _timeline(run: Judged, spans: Sequence[Span]) -> str:
     """Replicas as bands, attempts as blocks in their lanes, faults as lines across."""
-    case, trace = subject.case, subject.trace
+    case, trace = run.case, run.trace
     end_ns = max(1, trace.events[-1].t_ns)
     scale = (_WIDTH - _LEFT - 8) / end_ns
 
@@ -116,13 +123,12 @@ def _timeline(subject: Subject, spans: Sequence[Span]) -> str:
         mine = [span for span in spans if span.attempt.sent.replica == replica]
         for span in mine:
             until_ns = end_ns if span.ended_ns is None else span.ended_ns
-            lane = next((number for number, free_ns in enumerate(lanes) if free_ns <= span.sent_ns), len(lanes))
-            if lane >= MOST_LANES:
+            lane = take_lane(lanes, span.sent_ns, until_ns)
+            if lane < MOST_LANES:
+                blocks.append(_block(case, span, until_ns, top + lane * _LANE, x))
+            else:
                 hidden += 1
-                continue
-            lanes[lane : lane + 1] = [until_ns]
-            blocks.append(_block(case, span, until_ns, top + lane * _LANE, x))
-        height = max(1, len(lanes)) * _LANE
+        height = min(max(1, len(lanes)), MOST_LANES) * _LANE
         band = "band odd" if replica % 2 else "band"
         bands.append(f'<rect class="{band}" x="0" y="{top - 3}" width="{_WIDTH}" height="{height + 4}" rx="3"/>')
         bands.append(f'<text x="8" y="{top + height / 2 + 3:.0f}">replica {replica}</text>')
@@ -130,7 +136,7 @@ def _timeline(subject: Subject, spans: Sequence[Span]) -> str:
     marks = []
     for event in trace.events:
         if isinstance(event, FaultFired):
-            told = f"{explain.spelled_fault(case.faults[event.fault])}, at {event.t_ns / NS_PER_S:g} s"
+            told = f"{spelled_fault(case.faults[event.fault])}, at {event.t_ns / NS_PER_S:g} s"
             place = x(event.t_ns)
             marks.append(
                 f'<g class="mark"><title>{escape(told)}</title><line x1="{place:.1f}" x2="{place:.1f}" y1="14" '
@@ -151,7 +157,7 @@ def _block(case: Case, span: Span, until_ns: int, y: int, x: Place) -> str:
     sent = span.attempt.sent
     told = (
         f"session {sent.session} turn {sent.turn} attempt {sent.attempt}: prompt {sent.prompt_tokens}, granted "
-        f"{explain.spelled_grant(case, span.attempt)}, decoded {span.attempt.decoded_tokens}"
+        f"{spelled_grant(case, span.attempt)}, decoded {span.attempt.decoded_tokens}"
     )
     left, right = x(span.sent_ns), x(until_ns)
     shape = [
@@ -194,61 +200,51 @@ def _legend(fates: set[str], with_marks: bool) -> str:
 # Responses
 
 
-def _turns(subject: Subject, spans: Sequence[Span]) -> Iterable[str]:
+def _turns(run: Judged, spans: Sequence[Span]) -> Iterable[str]:
     """Those in violation first, as far as there is room."""
     by_request = {span.attempt.sent.request: span for span in spans}
-    turns = list(subject.trace.ledger.turns())
-    named = {violation.session for violation in subject.violations}
-    turns.sort(key=lambda pair: pair[0] not in named)
+    turns = turns_to_tell(run.trace.ledger, run.violations)
     for session, turn in turns[:MOST_TURNS]:
         mine = [by_request[attempt.sent.request] for attempt in turn.attempts]
-        yield _turn(subject, session, turn, mine)
+        yield _turn(run, session, turn, mine)
     if len(turns) > MOST_TURNS:
         yield f'<p class="note">… and {len(turns) - MOST_TURNS} more turns.</p>'
 
 
-def _turn(subject: Subject, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
-    case = subject.case
+def _turn(run: Judged, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
+    case = run.case
     head = f"session {session}" + (f", turn {turn.started.turn}" if len(case.session(session).turns) > 1 else "")
-    head += f" · {escape(explain.spelled_budget(case, session))}"
+    head += f" · {escape(spelled_budget(case, session))}"
     rows = []
     for span in spans:
         sent, attempt = span.attempt.sent, span.attempt
         lost = ", ".join(
             f"{part.tokens:,} {spelled_fate(part.fate)}" for part in _merged(span.parts) if part.fate != "kept"
         )
-        outcome = " and ".join(ended.outcome for ended in attempt.ended) or "never"
-        limits = ", ".join(f"{key} {limit}" for key, limit in sent.limits.items()) or "none"
         generated = sent.prompt_tokens - turn.started.prompt_tokens
         prompt = f"{turn.started.prompt_tokens:,}" + (f" + {generated:,}" if generated else "")
-        cells = [
+        row = [
             str(sent.attempt),
             str(sent.replica),
             f"{span.sent_ns / NS_PER_S:g} s",
             prompt,
-            escape(limits),
-            escape(explain.spelled_grant(case, attempt)),
+            escape(spelled_limits(attempt)),
+            escape(spelled_grant(case, attempt)),
             f"{attempt.decoded_tokens:,}",
-            escape(outcome),
+            escape(spelled_outcomes(attempt)),
             f'<span class="lost">{escape(lost)}</span>' if lost else "",
         ]
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+        rows.append(row)
     heads = ("attempt", "replica", "sent", "prompt", "limit sent", "grant, and why", "decoded", "ended", "lost")
-    head_cells = "".join(f"<th>{name}</th>" for name in heads)
-    table = (
-        f'<div class="scroll"><table class="attempts"><thead><tr>{head_cells}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-        if rows
-        else '<p class="note">No request was sent.</p>'
-    )
-    cause = explain.why_it_overran(case, turn) if _overruns(subject, session, turn) else ""
+    table = _table(heads, rows, "attempts") if rows else '<p class="note">No request was sent.</p>'
+    cause = why_it_overran(case, turn) if _overruns(run, session, turn) else ""
     why = f'<p class="why">{escape(" ".join(cause.split()))}</p>' if cause else ""
-    return f"<article><h3>{head}</h3>{_budget_bar(subject, session, turn, spans)}{table}{why}</article>"
+    return f"<article><h3>{head}</h3>{_budget_bar(run, session, turn, spans)}{table}{why}</article>"
 
 
-def _overruns(subject: Subject, session: int, turn: TurnRecord) -> bool:
-    budget = turn_budget_tokens(subject.case, session)
-    used = used_before_tokens(subject.case, subject.trace, session, turn)
+def _overruns(run: Judged, session: int, turn: TurnRecord) -> bool:
+    budget = turn_budget_tokens(run.case, session)
+    used = used_before_tokens(run.case, run.trace.ledger, session, turn)
     return budget is not None and used + turn.decoded_tokens > budget
 
 
@@ -261,10 +257,10 @@ def _merged(parts: Sequence[Part]) -> list[Part]:
     return list(found.values())
 
 
-def _budget_bar(subject: Subject, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
+def _budget_bar(run: Judged, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
     """The tokens of the attempts end to end, over what the budget leaves to this turn."""
-    budget = turn_budget_tokens(subject.case, session)
-    left = None if budget is None else max(0, budget - used_before_tokens(subject.case, subject.trace, session, turn))
+    budget = turn_budget_tokens(run.case, session)
+    left = None if budget is None else max(0, budget - used_before_tokens(run.case, run.trace.ledger, session, turn))
     total = turn.decoded_tokens
     most = max(total, left or 0)
     if not most:
@@ -289,44 +285,28 @@ def _budget_bar(subject: Subject, session: int, turn: TurnRecord, spans: Sequenc
 # Bottom
 
 
-def _messages(subject: Subject) -> str:
+def _messages(run: Judged) -> str:
     """The balancer's messages around what breaks a routing invariant."""
-    rows = explain.message_rows(subject.case, subject.trace, subject.violations)
-    if not rows:
-        return ""
-    head = "".join(f"<th>{name}</th>" for name in explain.MESSAGE_HEADS)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    return _section("Messages to the balancer", table)
+    rows = [[escape(cell) for cell in row] for row in message_rows(run, run.violations)]
+    return _section("Messages to the balancer", _table(MESSAGE_HEADS, rows)) if rows else ""
 
 
-def _faults(subject: Subject) -> str:
-    fired = {event.fault: event for event in subject.trace.events if isinstance(event, FaultFired)}
-    rows = []
-    for index, fault in enumerate(subject.case.faults):
-        event = fired.get(index)
-        when = "did not fire" if event is None else f"{event.t_ns / NS_PER_S:g} s"
-        note = event.note if event is not None else ""
-        rows.append(
-            f"<tr><td>{index}</td><td>{escape(explain.spelled_fault(fault))}</td><td>{when}</td>"
-            f"<td>{escape(note)}</td></tr>"
-        )
-    return (
-        '<div class="scroll"><table><thead><tr><th>fault</th><th>what</th><th>fired at</th><th></th></tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+def _faults(run: Judged) -> str:
+    firings = enumerate(spelled_firings(run.case, run.trace))
+    rows = [(str(index), escape(fault), at or "did not fire", escape(note)) for index, (fault, at, note) in firings]
+    return _table(("fault", "what", "fired at", ""), rows)
 
 
-def _schedule(subject: Subject) -> str:
+def _schedule(run: Judged) -> str:
     """Where the order of ready callbacks left FIFO."""
-    line = f"<p>{escape(explain.schedule_line(subject.case))}.</p>"
-    if not subject.deviations:
+    line = f"<p>{escape(schedule_line(run.case))}.</p>"
+    if not run.deviations:
         return line
-    shown = subject.deviations[:MOST_DEVIATIONS]
+    shown = run.deviations[:MOST_DEVIATIONS]
     cells = "".join(f"<span><b>{deviation.step} →</b>{deviation.pick}</span>" for deviation in shown)
-    more = len(subject.deviations) - len(shown)
+    more = len(run.deviations) - len(shown)
     rest = f'<p class="note">… and {more:,} more.</p>' if more else ""
-    head = f"{len(subject.deviations):,} deviations: at this step → this callback in line ran in place of the first (0)"
+    head = f"{len(run.deviations):,} deviations: at this step → this callback in line ran in place of the first (0)"
     return f'{line}<p class="note">{head}</p><div class="deviations">{cells}</div>{rest}'
 
 

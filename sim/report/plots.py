@@ -28,7 +28,7 @@ class PlotError(ValueError):
 class Story(NamedTuple):
     """One response under one policy."""
 
-    policy: str
+    variant: str
     spans: Sequence[Span]
 
 
@@ -89,10 +89,10 @@ def _draw_lines(axes: "Axes", rows: Sequence[Row], token_time_s: float | None) -
     if any(row.update_tokens is None for row in rows):
         places[None] = len(given)
         labels.append("never")
-    names = list(dict.fromkeys(row.policy for row in rows))
+    names = list(dict.fromkeys(row.variant for row in rows))
     ends: dict[float, list[tuple[str, str]]] = {}
     for number, name in enumerate(names):
-        mine = sorted((places[row.update_tokens], 100 * row.waste.share) for row in rows if row.policy == name)
+        mine = sorted((places[row.update_tokens], 100 * row.waste.share) for row in rows if row.variant == name)
         colour = _LINE_COLOURS[number % len(_LINE_COLOURS)]
         xs, ys = zip(*mine, strict=True)
         marker = _MARKERS[number % len(_MARKERS)]
@@ -150,7 +150,7 @@ def _draw_stories(axes: "Axes", stories: Sequence[Story], title: str) -> None:
             axes.barh(row, width_s, 0.52, start_s, color=FATE_COLOURS[part.fate], edgecolor="white", linewidth=0.8)
         last_s = (max((part.end_ns for part in parts), default=sent_ns) - sent_ns) / NS_PER_S
         axes.text(last_s + 0.012 * end_s, row, _spelled_sum(parts), va="center", fontsize=9, color=_INK)
-    axes.set_yticks(range(len(stories)), [story.policy for story in stories])
+    axes.set_yticks(range(len(stories)), [story.variant for story in stories])
     axes.set_ylim(len(stories) - 0.5, -0.62)
     axes.set_xlim(0, end_s * 1.2)
     axes.set_xlabel("virtual seconds since it was sent", fontsize=9, color=_INK, loc="left")

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sim.case import Case
-from sim.trace import Admitted, Attempt, Decoded, Resumed, Trace
+from sim.events import Admitted, Decoded, Resumed
+from sim.ledger import Attempt
+from sim.trace import Trace
 from sim.waste.ledger import Piece, pieces_of
 
 
@@ -53,6 +55,13 @@ def spans_of(case: Case, trace: Trace) -> list[Span]:
         parts = tuple(_parts(pieces[request], bursts[request], begin_ns, resumed_ns[attempt.sent.replica]))
         spans.append(Span(attempt, sent_ns, start_ns, ended_ns, parts))
     return spans
+
+
+def take_lane(lanes: list[int], start_ns: int, end_ns: int) -> int:
+    """The first lane that is free at `start_ns`, taken until `end_ns`. `lanes`: until when each is taken."""
+    lane = next((number for number, free_ns in enumerate(lanes) if free_ns <= start_ns), len(lanes))
+    lanes[lane : lane + 1] = [end_ns]
+    return lane
 
 
 def _parts(pieces: list[Piece], bursts: list[Decoded], start_ns: int, resumed_ns: Sequence[int]) -> Iterator[Part]:

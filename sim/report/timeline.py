@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from sim.case import Case
-from sim.report.explain import spelled_fault, spelled_grant
-from sim.report.spans import Span, spans_of
-from sim.trace import FaultFired, Parked, Paused, Resumed, Trace, VersionChanged
+from sim.events import FaultFired, Parked, Paused, Resumed, VersionChanged
+from sim.report.spans import Span, spans_of, take_lane
+from sim.report.spelled import spelled_fault, spelled_grant, spelled_limits, spelled_outcomes
+from sim.trace import Trace
 from sim.waste.ledger import spelled_fate
 
 _NS_PER_US = 1000
@@ -41,7 +42,7 @@ def timeline(case: Case, trace: Trace) -> dict[str, Any]:
     for number, span in enumerate(spans):
         sent = span.attempt.sent
         until_ns = end_ns if span.ended_ns is None else span.ended_ns
-        lane = _lane(lanes[sent.replica], span.sent_ns, until_ns)
+        lane = take_lane(lanes[sent.replica], span.sent_ns, until_ns)
         place = {"pid": sent.replica, "tid": lane}
         events += _slices(case, span, until_ns, parked.get(sent.request), place)
         if number != last[sent.session, sent.turn]:
@@ -50,16 +51,6 @@ def timeline(case: Case, trace: Trace) -> dict[str, Any]:
         if sent.attempt:
             events.append(_flow("f", span, span.sent_ns, place))
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"digest": trace.digest()}}
-
-
-def _lane(lanes: list[int], start_ns: int, end_ns: int) -> int:
-    """The first lane that is free at `start_ns`; slices of one lane may not overlap."""
-    for lane, free_ns in enumerate(lanes):
-        if free_ns <= start_ns:
-            lanes[lane] = end_ns
-            return lane
-    lanes.append(end_ns)
-    return len(lanes) - 1
 
 
 def _names(case: Case) -> Iterator[dict[str, Any]]:
@@ -95,7 +86,7 @@ def _slices(
     case: Case, span: Span, until_ns: int, parked_ns: int | None, place: dict[str, int]
 ) -> Iterator[dict[str, Any]]:
     sent, grant = span.attempt.sent, span.attempt.grant
-    outcomes = " and ".join(ended.outcome for ended in span.attempt.ended) or "never ended"
+    outcomes = spelled_outcomes(span.attempt, "never ended")
     losses = {part.fate: 0 for part in span.parts}
     for part in span.parts:
         losses[part.fate] += part.tokens
@@ -110,7 +101,7 @@ def _slices(
         "args": {
             "request": sent.request,
             "prompt": sent.prompt_tokens,
-            "limit sent": ", ".join(f"{key} {limit}" for key, limit in sent.limits.items()) or "none",
+            "limit sent": spelled_limits(span.attempt),
             "grant": None if grant is None else grant.tokens,
             "why": spelled_grant(case, span.attempt),
             "decoded": span.attempt.decoded_tokens,

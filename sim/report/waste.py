@@ -1,71 +1,18 @@
-"""Waste on the terminal, as plain data and as CSV."""
+"""Waste on the terminal: tables, and sentences on what they mean."""
 
-import csv
-import io
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from sim.engine.latency import Latency
-from sim.report.explain import table
-from sim.waste.cost import Rates, rates
+from sim.report.table import table
+from sim.waste.cost import S_PER_HOUR, Price, Saving
 from sim.waste.ledger import FATES, LOSSES, Waste, spelled_fate
 from sim.waste.what_if import Comparison, Row
 
 _BAR_COLUMNS = 30
-_S_PER_HOUR = 3600
 _MOST_SAVING_LINES = 8
 """With more update intervals than that a policy's saving is told at its best and its worst."""
 _LATE_S = 1.0
 """What an update may wait, on average, without a word about it."""
-
-
-class Price(NamedTuple):
-    """How tokens become time, where the user named a latency model: `batch` responses decode at once."""
-
-    latency: Latency
-    batch: int
-    gpus_per_replica: int | None
-
-    def rates_of(self, waste: Waste) -> Rates:
-        """At the mean depth of what was decoded."""
-        return rates(self.latency, self.batch, waste.decoded.depth_tokens)
-
-    def decoding_s(self, waste: Waste) -> float:
-        return self.rates_of(waste).engine_s(waste.decoded)
-
-    def again_s(self, waste: Waste) -> float:
-        """Of what was prefilled again."""
-        return self.rates_of(waste).prefill_token_s * waste.again_tokens
-
-
-def as_data(waste: Waste, price: Price | None) -> dict[str, Any]:
-    """A ledger as plain data: tokens by name; with a latency model seconds of an engine as well."""
-    data: dict[str, Any] = {
-        "responses": waste.responses,
-        "decoded": waste.decoded.tokens,
-        "delivered": waste.delivered_tokens,
-        "kept": waste.kept_tokens,
-        **{loss: waste.fates[loss].tokens for loss in LOSSES},
-        "wasted_share": round(waste.share, 6),
-        "prefill": waste.prefill_tokens,
-        "recomputed_prefill": waste.recomputed_tokens,
-        "preempted_prefill": waste.preempted_tokens,
-        "cached_prefill": waste.cached_tokens,
-        "stale_kv": waste.stale_kv_tokens,
-        "mean_depth": {fate: round(some.depth_tokens, 1) for fate, some in waste.fates.items() if some.tokens},
-    }
-    if price is not None:
-        spent = price.rates_of(waste)
-        wasted_s = spent.engine_s(waste.wasted)
-        data["engine_s"] = {
-            "decoded": round(spent.engine_s(waste.decoded), 3),
-            "wasted": round(wasted_s, 3),
-            **{fate: round(spent.engine_s(some), 3) for fate, some in waste.fates.items() if some.tokens},
-            "prefilled_again": round(price.again_s(waste), 3),
-        }
-        if price.gpus_per_replica is not None:
-            data["gpu_hours_wasted"] = round(wasted_s * price.gpus_per_replica / _S_PER_HOUR, 6)
-    return data
 
 
 # Tables
@@ -88,7 +35,10 @@ def waste_table(rows: Sequence[tuple[Sequence[str], Waste]], heads: Sequence[str
         if price is not None:
             spent = price.rates_of(waste)
             decoded_s, wasted_s = spent.engine_s(waste.decoded), spent.engine_s(waste.wasted)
-            line += [duration(decoded_s), f"{duration(wasted_s)} ({wasted_s / decoded_s:.1%})" if decoded_s else "0"]
+            line += [
+                spelled_time(decoded_s),
+                f"{spelled_time(wasted_s)} ({wasted_s / decoded_s:.1%})" if decoded_s else "0",
+            ]
         line.append(bar(waste.share, scale))
         cells.append(line)
     return table(_right_aligned(cells, len(heads)), "  ")
@@ -115,48 +65,27 @@ def _count(tokens: int) -> str:
     return f"{tokens:,}"
 
 
-def duration(seconds: float) -> str:
+def spelled_time(seconds: float) -> str:
     """Seconds for a person: `850 ms`, `12.3 s`, `4.1 min`, `7.25 h`."""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
     if seconds < 120:
         return f"{seconds:.3g} s"
-    return f"{seconds / 60:.1f} min" if seconds < 2 * _S_PER_HOUR else f"{seconds / _S_PER_HOUR:.2f} h"
+    return f"{seconds / 60:.1f} min" if seconds < 2 * S_PER_HOUR else f"{seconds / S_PER_HOUR:.2f} h"
 
 
 # Sentences
 
 
 class Group(NamedTuple):
-    """What can be held against each other: the policies at one update interval. `at` spells it, "" for one response."""
+    """What can be held against each other: the variants at one update interval. `at` spells it, "" for one response."""
 
     at: str
     wastes: Sequence[tuple[str, Waste]]
 
 
-class Saving(NamedTuple):
-    """What one ledger saves against another; less than nothing where it costs more. Seconds with a latency model."""
-
-    decoded_tokens: int
-    kept_tokens: int
-    prefilled_again_tokens: int
-    engine_s: float | None
-
-    @staticmethod
-    def of(base: Waste, waste: Waste, price: Price | None) -> "Saving":
-        saved_s = None
-        if price is not None:
-            saved_s = price.decoding_s(base) + price.again_s(base) - price.decoding_s(waste) - price.again_s(waste)
-        return Saving(
-            base.decoded.tokens - waste.decoded.tokens,
-            base.kept_tokens - waste.kept_tokens,
-            base.again_tokens - waste.again_tokens,
-            saved_s,
-        )
-
-
 def saving_lines(groups: Sequence[Group], price: Price | None) -> list[str]:
-    """What each later policy saves against the first, at each update interval: these are alternatives, and no sums."""
+    """What each later variant saves against the first, at each update interval: these are alternatives, and no sums."""
     if not groups:
         return []
     base_name, *names = [name for name, _ in groups[0].wastes]
@@ -196,7 +125,7 @@ def _spelled_saving(base: Waste, waste: Waste, price: Price | None) -> str:
         line += f", with {waste.stale_kv_tokens:,} tokens of KV taken over from older weights"
     if price is not None and saving.engine_s is not None and (fewer or again):
         saved_s = saving.engine_s
-        line += f"; {duration(abs(saved_s))} of engine time {'less' if saved_s >= 0 else 'more'}"
+        line += f"; {spelled_time(abs(saved_s))} of engine time {'less' if saved_s >= 0 else 'more'}"
         line += f" ({abs(saved_s) / (price.decoding_s(base) + price.again_s(base)):.1%})"
         if price.gpus_per_replica is not None:
             line += f", {_gpu_time(abs(saved_s) * price.gpus_per_replica)}"
@@ -206,7 +135,7 @@ def _spelled_saving(base: Waste, waste: Waste, price: Price | None) -> str:
 def _gpu_time(gpu_s: float) -> str:
     if gpu_s < 120:
         return f"{gpu_s:.3g} GPU-seconds"
-    return f"{gpu_s / 60:.1f} GPU-minutes" if gpu_s < 2 * _S_PER_HOUR else f"{gpu_s / _S_PER_HOUR:,.2f} GPU-hours"
+    return f"{gpu_s / 60:.1f} GPU-minutes" if gpu_s < 2 * S_PER_HOUR else f"{gpu_s / S_PER_HOUR:,.2f} GPU-hours"
 
 
 def wait_line(comparison: Comparison) -> str | None:
@@ -214,11 +143,11 @@ def wait_line(comparison: Comparison) -> str | None:
     late: dict[str, list[float]] = {}
     for row in comparison.rows:
         if row.update_wait_s is not None and row.update_tokens is not None:
-            late.setdefault(row.policy, []).append(row.update_wait_s)
+            late.setdefault(row.variant, []).append(row.update_wait_s)
     waits: dict[str, list[str]] = {}
     for name, each in late.items():
         if max(each) >= _LATE_S:
-            waits.setdefault(", ".join(duration(wait_s) for wait_s in each), []).append(name)
+            waits.setdefault(", ".join(spelled_time(wait_s) for wait_s in each), []).append(name)
     if not waits:
         return None
     is_several = max(map(len, late.values())) > 1
@@ -231,7 +160,7 @@ def wait_line(comparison: Comparison) -> str | None:
 
 
 def cap_line(groups: Sequence[Group], names: Sequence[str], prompt_length: int, prompts: Sequence[int]) -> str | None:
-    """Why the overrun of a policy, of those in `names`, is the same at several intervals, or of one response."""
+    """Why the overrun of a variant, of those in `names`, is the same at several intervals, or of one response."""
     caps = [max(0, prompt_length - prompt) for prompt in prompts]
     same = False
     for number, (name, _) in enumerate(groups[0].wastes if groups else ()):
@@ -280,7 +209,7 @@ def meaning_lines(wastes: Sequence[Waste]) -> list[str]:
 
 
 def prefill_line(groups: Sequence[Group], price: Price | None) -> str | None:
-    """What was prefilled again under the first policy, at the interval at which that was most."""
+    """What was prefilled again under the first variant, at the interval at which that was most."""
     if not groups:
         return None
     most = max(groups, key=lambda group: group.wastes[0][1].again_tokens)
@@ -295,7 +224,7 @@ def prefill_line(groups: Sequence[Group], price: Price | None) -> str | None:
     line += f"; for the first time: {waste.prefill_tokens:,}"
     line += f", and {waste.cached_tokens:,} were found in the cache)" if waste.cached_tokens else ")"
     again_s = 0.0 if price is None else price.again_s(waste)
-    return f"{line}: {duration(again_s)} of engine time." if again_s else f"{line}."
+    return f"{line}: {spelled_time(again_s)} of engine time." if again_s else f"{line}."
 
 
 # Comparisons
@@ -305,14 +234,14 @@ def spelled_interval(tokens: int | None, token_time_s: float | None = None) -> s
     """`2,400`, or with a token time `2,400 (60 s)`."""
     if tokens is None:
         return "never"
-    return f"{tokens:,}" if token_time_s is None else f"{tokens:,} ({duration(tokens * token_time_s)})"
+    return f"{tokens:,}" if token_time_s is None else f"{tokens:,} ({spelled_time(tokens * token_time_s)})"
 
 
 def groups_of(comparison: Comparison, token_time_s: float | None) -> list[Group]:
-    """The policies at each interval that all of them have."""
-    names = {row.policy for row in comparison.rows}
+    """The variants at each interval that all of them have."""
+    names = {row.variant for row in comparison.rows}
     return [
-        Group(spelled_interval(interval, token_time_s), [(row.policy, row.waste) for row in rows])
+        Group(spelled_interval(interval, token_time_s), [(row.variant, row.waste) for row in rows])
         for interval, rows in _by_interval(comparison).items()
         if len(rows) == len(names)
     ]
@@ -332,7 +261,7 @@ def comparison_table(comparison: Comparison, price: Price | None, token_time_s: 
     for row in comparison.rows:
         interval = spelled_interval(row.update_tokens, token_time_s) if row.update_tokens != shown else ""
         shown = row.update_tokens
-        rows.append(((interval, row.policy), row.waste))
+        rows.append(((interval, row.variant), row.waste))
     return waste_table(rows, ("update every", "policy"), price)
 
 
@@ -352,52 +281,3 @@ def how_line(comparison: Comparison) -> str:
 
 def _rows(count: int) -> str:
     return f"{count} row{'s' * (count != 1)}"
-
-
-def comparison_csv(comparison: Comparison, price: Price | None) -> str:
-    """One line a row, the losses in columns, and what it saves against the first policy at the same interval."""
-    text = io.StringIO()
-    columns = ["policy", "update_every_tokens", "how", "responses", "decoded", "delivered", "kept", *LOSSES]
-    columns += ["wasted_share", "prefill", "recomputed_prefill", "preempted_prefill", "cached_prefill", "stale_kv"]
-    if price is not None:
-        columns += ["engine_s", "engine_s_wasted"]
-    savings = ["decoded", "kept", "prefilled_again", *(["engine_s"] if price is not None else [])]
-    columns += [f"saved_{saving}" for saving in savings]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row, data in _rows_data(comparison, price):
-        saved = data.pop("saved", {})
-        data |= {"policy": row.policy} | {f"saved_{saving}": saved.get(saving, "") for saving in savings}
-        data["update_every_tokens"] = "" if row.update_tokens is None else row.update_tokens
-        if price is not None:
-            data |= {"engine_s_wasted": data["engine_s"]["wasted"], "engine_s": data["engine_s"]["decoded"]}
-        writer.writerow([data[column] for column in columns])
-    return text.getvalue()
-
-
-def comparison_data(comparison: Comparison, price: Price | None) -> dict[str, Any]:
-    """Under `policies` for each name its rows, `by_update_interval`. No sums: the intervals are alternatives."""
-    policies: dict[str, Any] = {}
-    for row, data in _rows_data(comparison, price):
-        policies.setdefault(row.policy, {"by_update_interval": []})["by_update_interval"].append(data)
-    return {"policies": policies, "sampled": comparison.sampled, "interrupted": comparison.interrupted}
-
-
-def _rows_data(comparison: Comparison, price: Price | None) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Each row as plain data; under `saved` what it saves against the first policy at the same interval."""
-    first = {row.update_tokens: row for row in reversed(comparison.rows)}
-    for row in comparison.rows:
-        data = {"update_every_tokens": row.update_tokens, "how": row.how, **as_data(row.waste, price)}
-        if row.update_wait_s is not None:
-            data["update_wait_s"] = round(row.update_wait_s, 3)
-        base = first[row.update_tokens]
-        if base is not row:
-            saving = Saving.of(base.waste, row.waste, price)
-            data["saved"] = {
-                "decoded": saving.decoded_tokens,
-                "kept": saving.kept_tokens,
-                "prefilled_again": saving.prefilled_again_tokens,
-            }
-            if saving.engine_s is not None:
-                data["saved"]["engine_s"] = round(saving.engine_s, 3)
-        yield row, data

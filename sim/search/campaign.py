@@ -26,14 +26,14 @@ from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
 from sim.case import Case, dumps
-from sim.invariants import INVARIANTS, judge
-from sim.invariants.harness import check_same_digest
-from sim.invariants.interface import Violation
+from sim.invariants.table import INVARIANTS
+from sim.invariants.violation import Violation
 from sim.search.schedules import MORE_FOR_A_RACE, under_schedules
 from sim.search.shrink import shrink_schedule, shrink_world
 from sim.sut.interface import Sut
 from sim.trace import Trace
-from sim.world import World, run_world
+from sim.verdicts import judged
+from sim.world import World
 
 TWICE_EVERY = 8
 MOST_SHRINK_WORLDS = 2000
@@ -200,12 +200,15 @@ class _Search:
         campaign = self.campaign
         self.case = case
         try:
-            world = World(case, campaign.sut)
-            trace = world.run()
+            if self.compare is None:
+                twice = "D1" in self.numbers and self._due_twice()
+                run = judged(case, campaign.sut, self.numbers, twice=twice)
+                trace, found, steps = run.trace, run.violations, run.steps
+            else:
+                world = World(case, campaign.sut)
+                trace = world.run()
+                found, steps = self.compare(case, trace), world.steps
             campaign.watch(trace)
-            found = judge(case, trace, self.numbers) if self.compare is None else self.compare(case, trace)
-            if self.compare is None and "D1" in self.numbers and self._due_twice():
-                found += check_same_digest(trace, run_world(case, campaign.sut))
         except Exception as error:
             self.break_down(error)
             raise _Stop from error
@@ -214,7 +217,7 @@ class _Search:
         else:
             campaign.shrink_worlds += 1
             self._shrink_worlds += 1
-            self._shrink_steps += world.steps
+            self._shrink_steps += steps
         return found
 
     def break_down(self, error: Exception) -> None:

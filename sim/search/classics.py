@@ -20,7 +20,7 @@ from sim.faults import (
     RemoveReplica,
     WeightUpdate,
 )
-from sim.invariants import INVARIANTS
+from sim.invariants.table import INVARIANTS
 from sim.search.strategies import Policy
 
 

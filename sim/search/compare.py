@@ -1,10 +1,11 @@
 """An old client against a new one: the first attempt in which two SUTs differ on the same world."""
 
 from sim.case import Case
-from sim.invariants.interface import Violation
+from sim.invariants.violation import Violation
+from sim.ledger import Attempt
 from sim.search.campaign import Compare
 from sim.sut.interface import Sut
-from sim.trace import Attempt, Trace
+from sim.trace import Trace
 from sim.world import run_world
 
 DIFFERS = "differs"

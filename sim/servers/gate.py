@@ -21,6 +21,9 @@ class SubmissionGate:
         """Has a request wait."""
         self._parked.append(request)
 
+    async def settled(self) -> None:
+        """What has passed the gate has arrived: returns when the pause may go on."""
+
     def open(self, let_in: Callable[[Any], object]) -> None:
         """`let_in` is called with each request that waits."""
         self.is_closed = self.rejects = False

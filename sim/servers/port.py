@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from sim.case import Budget, ServerSettings
 from sim.dialects import Dialect
+from sim.events import Event
 from sim.servers.decode_engine import DecodeEngine
 from sim.servers.gate import SubmissionGate
 from sim.tokens import LogProbs, Tokens
-from sim.trace import Event
 
 
 class Clock(Protocol):

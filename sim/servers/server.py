@@ -9,11 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sim.clock import NS_PER_S
-from sim.dialects import Outcome, Refused
-from sim.servers.decode_engine import Burst, Moment, Prefill
-from sim.servers.port import Answer, ServerParts
-from sim.tokens import LogProbs, TokenIds, first_token, plain_ids, session_of
-from sim.trace import (
+from sim.dialects import NoRoom, Outcome, Refused
+from sim.events import (
     Admitted,
     Decoded,
     Ended,
@@ -25,6 +22,9 @@ from sim.trace import (
     VersionChanged,
     without_addresses,
 )
+from sim.servers.decode_engine import Burst, Moment, Prefill
+from sim.servers.port import Answer, ServerParts
+from sim.tokens import LogProbs, TokenIds, first_token, plain_ids, session_of
 
 _ADMISSION_POLL_NS = 10**7
 """verl 0.9.1 waits for admissions under way in steps of this length before it pauses the engine."""
@@ -95,7 +95,7 @@ class SimulatedServer:
         """See `RolloutServer`."""
         try:
             if not len(prompt_ids):
-                raise Refused("the prompt is empty")
+                raise NoRoom("the prompt is empty")
             session = session_of(prompt_ids[0])
             grant = self._dialect.take_grant(self._budget, len(prompt_ids), sampling_params)
             ids = plain_ids(prompt_ids)
@@ -157,17 +157,10 @@ class SimulatedServer:
 
     async def abort_all(self, *, reset_prefix_cache: bool = True, reject: bool = False) -> list[str]:
         """See `RolloutServer`. Closes the gate, waits for what has passed it, and ends what is in the engine."""
-        self.close_gate(reject)
-        await self.wait_for_admissions()
-        return await self.end_all(reset_prefix_cache)
-
-    def close_gate(self, reject: bool = False) -> None:
-        """Where there is one. `reject`: turns late arrivals away where the server can."""
         if self._has_gate:
             self._gate.close(reject and self._dialect.can_reject)
-
-    async def end_all(self, reset_prefix_cache: bool = True) -> list[str]:
-        """Ends, between two steps, every request that is in the engine by now, and pauses it; their ids."""
+            await self._wait_for_admissions()
+        await self._gate.settled()
         sent_before = list(self._live.values())
         await self._wait_for_step()
         self._take(self._engine.flush(self._loop.now_ns))
@@ -194,10 +187,8 @@ class SimulatedServer:
             self._engine.reset_prefix_cache(reset_running_requests=mode == "keep")
         self._trace.add(Paused(self._loop.now_ns, self.replica, 0))
 
-    async def wait_for_admissions(self) -> None:
+    async def _wait_for_admissions(self) -> None:
         """Waits until what is past the gate is in the engine, or has its first token, where the server wants that."""
-        if not self._has_gate:
-            return
         begin_ns, polls = self._loop.now_ns, 0
         deadline_ns = begin_ns + int(ADMISSION_WAIT_S * NS_PER_S)
         if self._waits_for_first_token:

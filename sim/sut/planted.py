@@ -8,6 +8,7 @@ import random
 from typing import Any, NamedTuple
 
 from sim.dialects import LIMIT_KEYS
+from sim.events import Ended, Event
 from sim.servers.port import Events, Instead, MakeServer, RolloutServer, ServerParts
 from sim.servers.server import SimulatedServer
 from sim.sut.interface import Context, Factory
@@ -15,7 +16,6 @@ from sim.sut.reference.client import DeferredClient, PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.verl.servers import TokenOutput
 from sim.tokens import Tokens
-from sim.trace import Ended, Event
 
 
 class StingyClient(PinnedClient):

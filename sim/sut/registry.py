@@ -1,11 +1,9 @@
 """SUT names and what they stand for."""
 
 import difflib
-import importlib
-import sys
 import textwrap
-from pathlib import Path
 
+from sim.registry import import_from_here
 from sim.sut.frameworks import FRAMEWORKS
 from sim.sut.interface import Factory, Sut, SutError
 from sim.sut.reference.adapter import CLEAN, REFERENCE
@@ -59,12 +57,8 @@ def _unknown(name: str) -> SutError:
 
 
 def _from_module(name: str, module: str, attribute: str) -> Sut:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        # As `python -m` does: a factory in the working directory can be named without installing it.
-        sys.path.insert(0, here)
     try:
-        found = importlib.import_module(module)
+        found = import_from_here(module)
     except (Exception, SystemExit) as error:  # whatever the module's own code raises
         raise SutError(
             f"SUT {name!r}: the module {module!r} cannot be imported: {type(error).__name__}: {error}"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sim.invariants.kinds import KINDS
+
 if TYPE_CHECKING:
     from sim.search.campaign import Campaign
     from sim.sut.interface import Sut
-
-KINDS = ("budget", "lifecycle", "routing", "staleness", "liveness", "harness")
 
 DEFAULT_WORLDS = 600
 GATE_SEED = 20_260_829
@@ -67,7 +67,7 @@ def search(
     counted and not reported. Raises what the harness or the SUT's factory raises.
     """
     from sim.case import dumps
-    from sim.invariants import numbers_of
+    from sim.invariants.table import numbers_of
     from sim.search.campaign import Bounds, run_campaign
     from sim.search.classics import classic_cases
     from sim.search.strategies import STRATEGIES
@@ -102,10 +102,15 @@ def known_violations(corpus: Path, sut_key: str) -> set[str]:
 
 def assert_only_known(campaign: "Campaign", known: Iterable[str]) -> None:
     """Fails with the explained world for each find whose invariant is not among the known ones."""
-    from sim.report.explain import find_report
+    from sim.report.world import find_report
+    from sim.verdicts import judged
 
     allowed = set(known)
     told: set[str] = set()
-    reports = [find_report(campaign.sut, find, told) for find in campaign.finds if find.invariant not in allowed]
+    reports = [
+        find_report(judged(find.case, campaign.sut), find, told)
+        for find in campaign.finds
+        if find.invariant not in allowed
+    ]
     if reports:
         pytest.fail("\n\n".join(reports), pytrace=False)

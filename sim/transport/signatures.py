@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from sim.trace import without_addresses
+from sim.events import without_addresses
 
 _SPELLED_CHARS = 60
 

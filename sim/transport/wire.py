@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 from sim.case import Transport
 from sim.clock import NS_PER_S, to_ns
+from sim.events import Acquired, Delivered, Discarded, Message, Sent, spelled
 from sim.servers.port import Answer, Clock
-from sim.trace import Acquired, Delivered, Discarded, Message, Sent, Trace, spelled
+from sim.trace import Trace
 from sim.transport.balancer_port import BalancerPort
 from sim.transport.copies import copied_arguments
 from sim.transport.handles import Handle, Send

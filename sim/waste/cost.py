@@ -12,10 +12,11 @@ from typing import NamedTuple
 from sim.case import EngineSettings
 from sim.engine.engine import StepTotals
 from sim.engine.latency import FS_PER_NS, HARDWARE, MODELS, Affine, Constant, Fitted, Latency, Roofline
-from sim.waste.ledger import Tally
+from sim.waste.ledger import Tally, Waste
 
 _NS_PER_MS = 10**6
 _FS_PER_S = 10**15
+S_PER_HOUR = 3600
 PREFILL_CHUNK_TOKENS = EngineSettings().max_num_batched_tokens
 """Tokens of prompts that a step computes beside what it decodes."""
 
@@ -70,6 +71,46 @@ def rates(latency: Latency, batch: int, depth_tokens: float) -> Rates:
         kv_token_fs / _FS_PER_S,
         prefill_fs / PREFILL_CHUNK_TOKENS / _FS_PER_S,
     )
+
+
+class Price(NamedTuple):
+    """How tokens become time, where the user named a latency model: `batch` responses decode at once."""
+
+    latency: Latency
+    batch: int
+    gpus_per_replica: int | None
+
+    def rates_of(self, waste: Waste) -> Rates:
+        """At the mean depth of what was decoded."""
+        return rates(self.latency, self.batch, waste.decoded.depth_tokens)
+
+    def decoding_s(self, waste: Waste) -> float:
+        return self.rates_of(waste).engine_s(waste.decoded)
+
+    def again_s(self, waste: Waste) -> float:
+        """Of what was prefilled again."""
+        return self.rates_of(waste).prefill_token_s * waste.again_tokens
+
+
+class Saving(NamedTuple):
+    """What one ledger saves against another; less than nothing where it costs more. Seconds with a latency model."""
+
+    decoded_tokens: int
+    kept_tokens: int
+    prefilled_again_tokens: int
+    engine_s: float | None
+
+    @staticmethod
+    def of(base: Waste, waste: Waste, price: Price | None) -> "Saving":
+        saved_s = None
+        if price is not None:
+            saved_s = price.decoding_s(base) + price.again_s(base) - price.decoding_s(waste) - price.again_s(waste)
+        return Saving(
+            base.decoded.tokens - waste.decoded.tokens,
+            base.kept_tokens - waste.kept_tokens,
+            base.again_tokens - waste.again_tokens,
+            saved_s,
+        )
 
 
 def parse(text: str) -> Spelled:

@@ -9,6 +9,7 @@ instant, or on each other, `waste_of_all` says so by returning None, and the wor
 Not covered: several turns, transport delays, explicit limits, clients other than the two reference ones.
 """
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +19,8 @@ from sim.case import Budget
 from sim.clock import to_ns
 from sim.dialects import DIALECTS
 from sim.sut.reference.client import RESUME_WAIT_S
-from sim.waste.closed_form import Client
 from sim.waste.ledger import Tally, Waste
+from sim.waste.variants import Client
 
 Ints = NDArray[np.int64]
 
@@ -63,9 +64,9 @@ def waste_of_all(
     """
     assert pace.makes_progress, "an update must leave time for a token"
     rules = DIALECTS[dialect]
-    big_p, r, context = budget.prompt_length, budget.response_length, budget.context_tokens
+    r, context = budget.response_length, budget.context_tokens
     honours = bool(rules.limit_keys) and client == "pinned"
-    waits_for_first_token = dialect == "vllm"
+    waits_for_first_token = rules.pause_waits_for == "first token"
 
     waste = Waste(responses=len(prompts))
     decoded = np.zeros_like(prompts)
@@ -80,7 +81,7 @@ def waste_of_all(
         if start_ns is None:
             return None
         room = context - p - done - rules.reserved_tokens
-        wanted = r - done if honours else np.minimum(r, big_p + r - p - done)
+        wanted = r - done if honours else functools.reduce(np.minimum, rules.default.terms(budget, p + done))
         grant = np.maximum(rules.least_grant, np.minimum(wanted, room))
         end = np.minimum(grant, stops_after[live] - done)
         first_ns = start_ns + pace.prefill_ns

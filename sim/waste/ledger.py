@@ -5,27 +5,18 @@ names them in their precedence: a token that is two things is the one that comes
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+from sim.budget import returned_tokens, turn_budget_tokens, used_before_tokens
 from sim.case import Case
 from sim.clock import NS_PER_S, to_ns
+from sim.events import Cancelled, Decoded, Ended, Event, FaultFired, VersionChanged
 from sim.faults import WeightUpdate
-from sim.invariants.budget import returned_tokens, turn_budget_tokens, used_before_tokens
+from sim.ledger import Attempt, SessionRecord, TurnRecord
 from sim.tokens import first_token
-from sim.trace import (
-    Attempt,
-    Cancelled,
-    Decoded,
-    Ended,
-    Event,
-    FaultFired,
-    SessionRecord,
-    Trace,
-    TurnRecord,
-    VersionChanged,
-)
+from sim.trace import Trace
 
 FATES: Mapping[str, str] = {
     "duplicate": "decoded once more at a position that the response has already (a retry)",
@@ -64,8 +55,9 @@ def tally(position: int, tokens: int) -> Tally:
     return Tally(tokens, tokens * position + tokens * (tokens - 1) // 2)
 
 
-def added(first: Tally, second: Tally) -> Tally:
-    return Tally(first.tokens + second.tokens, first.kv_tokens + second.kv_tokens)
+def total(*tallies: Tally) -> Tally:
+    """Of several kinds together."""
+    return Tally(sum(each.tokens for each in tallies), sum(each.kv_tokens for each in tallies))
 
 
 @dataclass(slots=True)
@@ -92,17 +84,11 @@ class Waste:
 
     @property
     def decoded(self) -> Tally:
-        total = Tally()
-        for one in self.fates.values():
-            total = added(total, one)
-        return total
+        return total(*self.fates.values())
 
     @property
     def wasted(self) -> Tally:
-        total = Tally()
-        for loss in LOSSES:
-            total = added(total, self.fates[loss])
-        return total
+        return total(*(self.fates[loss] for loss in LOSSES))
 
     @property
     def again_tokens(self) -> int:
@@ -120,18 +106,7 @@ class Waste:
         return self.wasted.tokens / decoded if decoded else 0.0
 
     def count(self, fate: str, some: Tally) -> None:
-        self.fates[fate] = added(self.fates[fate], some)
-
-    def add(self, other: "Waste") -> None:
-        """Takes over the sums of other responses."""
-        for name in COUNTS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for fate, some in other.fates.items():
-            self.count(fate, some)
-
-
-COUNTS = tuple(each.name for each in fields(Waste) if each.name != "fates")
-"""The sums of a `Waste` that are plain counts."""
+        self.fates[fate] = total(self.fates[fate], some)
 
 
 class Piece(NamedTuple):
@@ -264,7 +239,7 @@ def _turn_pieces(
     budget = turn_budget_tokens(case, session)
     limit: int | None = None
     if budget is not None:
-        limit = prompt_tokens + max(0, budget - used_before_tokens(case, trace, session, turn))
+        limit = prompt_tokens + max(0, budget - used_before_tokens(case, trace.ledger, session, turn))
     kept = _kept_ranges(case, trace.ledger.sessions[session], session, turn)
     dropped = _is_dropped(case, trace, session, turn)
     returned = turn.ended is not None and turn.ended.outcome == "ok"
@@ -336,6 +311,6 @@ def _is_dropped(case: Case, trace: Trace, session: int, turn: TurnRecord) -> boo
     returned = turn.ended is not None and turn.ended.outcome == "ok"
     tokens = returned_tokens(turn) if returned else turn.decoded_tokens
     budget = turn_budget_tokens(case, session)
-    left = None if budget is None else budget - used_before_tokens(case, trace, session, turn) - tokens
+    left = None if budget is None else budget - used_before_tokens(case, trace.ledger, session, turn) - tokens
     room = case.server.rules.room_tokens(case.budget, turn.started.prompt_tokens + tokens)
     return (left is None or left > 0) and room > 0

@@ -1,4 +1,4 @@
-"""How long prompts and responses are: a user's own pairs from a file, named loads, or distributions.
+"""How long prompts and responses are: a user's own pairs from a file, or a named load.
 
 Drawn lengths are evenly spaced quantiles in a shuffled order, so that a small load has its tail too, and that the
 same seed gives the same load with every version of every library.
@@ -10,7 +10,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -19,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.schema import MAX_TOKENS
-from sim.waste.closed_form import NEVER
-from sim.waste.loads import LOADS, SUFFIXES
+from sim.waste.loads import LOADS, SUFFIXES, Lognormal
+
+NEVER = 2 * MAX_TOKENS
+"""A response length that no response reaches: the model does not stop by itself."""
 
 PROMPT_COLUMNS = ("prompt_tokens", "prompt_length", "prompt_len", "input_tokens", "prompt")
 RESPONSE_COLUMNS = ("response_tokens", "response_length", "response_len", "output_tokens", "response")
@@ -56,58 +58,18 @@ class Lengths:
         return int(self.responses.shape[1])
 
 
-# Distributions
-
-Quantile = Callable[[float], float]
-
-_KINDS: dict[str, tuple[str, Callable[..., Quantile]]] = {
-    "fixed": ("fixed:TOKENS", lambda tokens: lambda _: tokens),
-    "uniform": ("uniform:FROM,TO", lambda least, most: lambda q: least + q * (most - least)),
-    "lognormal": (
-        "lognormal:MEAN,SIGMA",
-        lambda mean, sigma: lambda q: math.exp(NormalDist(math.log(mean) - sigma**2 / 2, sigma).inv_cdf(q)),
-    ),
-}
-
-
-def distribution(text: str) -> Quantile:
-    """The quantile function of `fixed:512` (or `512`), `uniform:100,900`, `lognormal:2000,1.0` (mean, sigma)."""
-    kind, _, rest = text.partition(":")
-    if not rest:
-        kind, rest = "fixed", text
-    spelled, make = _KINDS.get(kind, ("", None))
-    try:
-        if make is None:
-            raise ValueError
-        numbers = [float(number) for number in rest.split(",")]
-        if any(not 0 < number <= MAX_TOKENS for number in numbers):
-            raise ValueError
-        quantile = make(*numbers)
-        if not quantile(0.5) <= MAX_TOKENS:
-            raise ValueError
-    except (ValueError, TypeError, OverflowError):
-        known = ", ".join(spelling for spelling, _ in _KINDS.values())
-        wanted = spelled or f"one of {known}"
-        raise LengthsError(f"{text!r} is no distribution of lengths: {wanted} with numbers above 0 is needed") from None
-    return quantile
-
-
-def drawn(quantile: Quantile, count: int, seed: int, most: int) -> NDArray[np.int64]:
-    """`count` lengths between 1 and `most`: evenly spaced quantiles, shuffled."""
-    values = [min(most, max(1, round(quantile((i + 0.5) / count)))) for i in range(count)]
-    random.Random(seed).shuffle(values)
-    return np.array(values, dtype=np.int64)
-
-
 # Named loads
 
 
-def of_distributions(prompts: str, responses: str, count: int, seed: int, *, most_prompt: int) -> Lengths:
-    """A load drawn from two distributions."""
-    return Lengths(
-        drawn(distribution(prompts), count, seed, most_prompt),
-        drawn(distribution(responses), count, seed + 1, MAX_TOKENS)[:, None],
-    )
+def drawn(tokens: Lognormal | int, count: int, seed: int, most: int) -> NDArray[np.int64]:
+    """`count` lengths between 1 and `most`: evenly spaced quantiles of a distribution, shuffled; or all the same."""
+    if isinstance(tokens, int):
+        return np.full(count, min(most, tokens))
+    logarithm = NormalDist(math.log(tokens.mean_tokens) - tokens.sigma**2 / 2, tokens.sigma)
+    quantiles = (math.exp(logarithm.inv_cdf((i + 0.5) / count)) for i in range(count))
+    values = [min(most, max(1, round(quantile))) for quantile in quantiles]
+    random.Random(seed).shuffle(values)
+    return np.array(values, dtype=np.int64)
 
 
 def named(name: str, count: int, seed: int, *, most_prompt: int) -> Lengths:
@@ -116,10 +78,10 @@ def named(name: str, count: int, seed: int, *, most_prompt: int) -> Lengths:
     if load is None:
         raise LengthsError(f"{name!r} is neither a file nor a named load; known are {', '.join(LOADS)}")
     groups = -(-count // load.group)
-    prompts = np.repeat(drawn(distribution(load.prompts), groups, seed, most_prompt), load.group)[:count]
+    prompts = np.repeat(drawn(load.prompts, groups, seed, most_prompt), load.group)[:count]
     columns = []
     for turn in range(load.turns):
-        lengths = drawn(distribution(load.responses), count, seed + 1 + turn, MAX_TOKENS)
+        lengths = drawn(load.responses, count, seed + 1 + turn, MAX_TOKENS)
         endless = round(load.never_stop * count)
         places = random.Random(seed + 101 + turn).sample(range(count), endless)
         lengths[places] = NEVER
@@ -171,14 +133,14 @@ def fitting(load: Lengths, most_prompt: int, name: str) -> Lengths:
         raise LengthsError(f"{name}: every prompt is longer than {most_prompt} tokens (prompt_length, max_model_len)")
     note = f"{left_out} of {len(load)} prompts are longer than {most_prompt} and left out"
     notes = f"{load.note}; {note}" if load.note else note
-    return Lengths(load.prompts[fits], load.responses[fits], load.tool_tokens, load.tool_time_s, notes)
+    return replace(load, prompts=load.prompts[fits], responses=load.responses[fits], note=notes)
 
 
 def resized(load: Lengths, count: int, seed: int) -> Lengths:
     """`count` responses of a load: all of it as often as it goes in, and for the rest a draw without repetition."""
     order = [index for _ in range(count // len(load)) for index in range(len(load))]
     order += random.Random(seed).sample(range(len(load)), count % len(load))
-    return Lengths(load.prompts[order], load.responses[order], load.tool_tokens, load.tool_time_s, load.note)
+    return replace(load, prompts=load.prompts[order], responses=load.responses[order])
 
 
 def _lines(path: Path) -> Iterable[tuple[int, Any]]:

@@ -8,14 +8,22 @@ DEFAULT_LOAD = "chat"
 DEFAULT_COUNT = 1000
 
 
+class Lognormal(NamedTuple):
+    """Lengths whose logarithm is normally distributed."""
+
+    mean_tokens: float
+    sigma: float
+
+
 class Named(NamedTuple):
-    """A load by name, with the settings it is meant for; a prompt is shared by `group` responses."""
+    """A load by name, with the settings it is meant for, and lengths in tokens: drawn, or all the same. A prompt is
+    shared by `group` responses."""
 
     about: str
     prompt_length: int
     response_length: int
-    prompts: str
-    responses: str
+    prompts: Lognormal | int
+    responses: Lognormal | int
     turns: int = 1
     tool_tokens: int = 0
     group: int = 1
@@ -24,15 +32,15 @@ class Named(NamedTuple):
 
 
 LOADS: Mapping[str, Named] = {
-    "seed": Named("verl PR 7207: a prompt of 136, no stop", 2048, 8192, "136", "1", never_stop=1.0),
-    "chat": Named("short answers, few of them cut", 2048, 8192, "lognormal:400,0.6", "lognormal:2000,0.9"),
-    "reasoning": Named("long tail, up to 32k", 2048, 32_768, "lognormal:512,0.5", "lognormal:9000,1.0"),
+    "seed": Named("verl PR 7207: a prompt of 136, no stop", 2048, 8192, 136, 1, never_stop=1.0),
+    "chat": Named("short answers, few of them cut", 2048, 8192, Lognormal(400, 0.6), Lognormal(2000, 0.9)),
+    "reasoning": Named("long tail, up to 32k", 2048, 32_768, Lognormal(512, 0.5), Lognormal(9000, 1.0)),
     "groups": Named(
         "8 responses a prompt, one in 10 repeats itself for ever",
         1024,
         4096,
-        "lognormal:300,0.5",
-        "lognormal:1200,0.8",
+        Lognormal(300, 0.5),
+        Lognormal(1200, 0.8),
         group=8,
         never_stop=0.1,
     ),
@@ -40,8 +48,8 @@ LOADS: Mapping[str, Named] = {
         "three turns with a tool's 200 tokens between them",
         2048,
         8192,
-        "lognormal:400,0.6",
-        "lognormal:1500,0.8",
+        Lognormal(400, 0.6),
+        Lognormal(1500, 0.8),
         3,
         200,
     ),

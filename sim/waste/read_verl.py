@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -26,13 +26,26 @@ _OF_ENGINE = ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching",
 """Rollout settings that `EngineSettings` has under the same name."""
 
 
-def read(path: Path, env: Mapping[str, str]) -> dict[str, Any]:
-    """`prompt_length`, `response_length`, `max_model_len`, `dialect` and `gpus_per_replica`; unset ones as verl's, and
-    under `unset` which of the two lengths that are. Under `engine` what the file says of the engine. `gpus` of all
-    nodes and `replicas`, as many as fit on them; None where the file names no GPUs.
+class FromVerl(NamedTuple):
+    """What a config says; what it leaves unset is as in verl. Lengths are tokens."""
 
-    Raises `WhatIfError` that names the file and the setting.
-    """
+    prompt_length: int
+    response_length: int
+    max_model_len: int | None
+    dialect: str
+    gpus_per_replica: int
+    gpus: int | None
+    """Of all nodes; None where the file names none."""
+    replicas: int | None
+    """As many as fit on the GPUs."""
+    engine: dict[str, Any]
+    """What the file says of the engine: fields of `EngineSettings`."""
+    unset: tuple[str, ...]
+    """Which of the first two the file does not say."""
+
+
+def read(path: Path, env: Mapping[str, str]) -> FromVerl:
+    """Reads YAML or a launch script. Raises `WhatIfError` that names the file and the setting."""
     if not path.is_file():
         raise WhatIfError(f"--from {path}: no such file")
     try:
@@ -59,16 +72,16 @@ def read(path: Path, env: Mapping[str, str]) -> dict[str, Any]:
             f"--from {path}: nnodes × n_gpus_per_node is {gpus}, and a replica needs {gpus_per_replica} GPUs "
             f"(tensor_model × data × pipeline_model parallel size)"
         )
-    return {
+    return FromVerl(
         **found,
-        "max_model_len": _value(launch, "max_model_len", path),
-        "dialect": name,
-        "gpus_per_replica": gpus_per_replica,
-        "gpus": gpus,
-        "replicas": None if gpus is None else gpus // gpus_per_replica,
-        "engine": _engine(launch, path),
-        "unset": tuple(length for length in ("prompt_length", "response_length") if length not in launch.settings),
-    }
+        max_model_len=_value(launch, "max_model_len", path),
+        dialect=name,
+        gpus_per_replica=gpus_per_replica,
+        gpus=gpus,
+        replicas=None if gpus is None else gpus // gpus_per_replica,
+        engine=_engine(launch, path),
+        unset=tuple(length for length in ("prompt_length", "response_length") if length not in launch.settings),
+    )
 
 
 def _gpus(path: Path, env: Mapping[str, str]) -> int | None:

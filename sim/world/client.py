@@ -9,10 +9,11 @@ from typing import Any, cast
 import msgspec
 
 from sim.case import Case
+from sim.events import TurnEnded, TurnStarted, spelled, without_addresses
 from sim.servers.port import Clock
 from sim.sut.interface import Client, Context, Sut, SutError
 from sim.tokens import Tokens, ids_as_runs
-from sim.trace import MOST_RAISED_KEPT, Trace, TurnEnded, TurnStarted, spelled, without_addresses
+from sim.trace import MOST_RAISED_KEPT, Trace
 from sim.transport import wire
 from sim.transport.balancer_port import BalancerPort
 from sim.transport.copies import copied

@@ -16,7 +16,7 @@ from sim.transport.balancer_port import BalancerPort
 from sim.transport.handles import Handle
 from sim.transport.protocol import RequestProtocol
 from sim.transport.wire import SentListener, Wire
-from sim.world.bounds import bounds_of
+from sim.world.bounds import WorldBounds
 
 _FEWEST_STEPS_PER_INSTANT, _STEPS_PER_INSTANT = 100_000, 100
 """Callbacks at one instant that are not a livelock yet: in all, and for each session that lives."""
@@ -43,11 +43,11 @@ MakeNetwork = Callable[[Transport, RequestProtocol, Clock, Trace, SentListener],
 """(the Case's transport, how the framework's clients ask, clock, trace, who listens to what is sent) → network."""
 
 
-def virtual_loop(case: Case, order: Order) -> VirtualLoop:
+def virtual_loop(case: Case, order: Order, bounds: WorldBounds) -> VirtualLoop:
     """A loop in virtual time that ends a world which does not end."""
     return VirtualLoop(
         order=order,
-        until_ns=to_ns(bounds_of(case).virtual_s),
+        until_ns=to_ns(bounds.virtual_s),
         max_steps_per_instant=max(_FEWEST_STEPS_PER_INSTANT, _STEPS_PER_INSTANT * case.most_live_sessions),
         keeps_deviations=case.repeat == 1,
     )
@@ -74,11 +74,11 @@ async def at_once(fault: int) -> None:
 
 @dataclass(frozen=True)
 class Ports:
-    """`make_loop(case, order)`: the event loop, a `Clock` and asyncio's. `make_network`: see `MakeNetwork`.
+    """`make_loop(case, order, bounds)`: the event loop, a `Clock` and asyncio's. `make_network`: see `MakeNetwork`.
     `make_server(own, parts)`: a server, where the SUT's own would be `own(parts)`. `make_engine(case)`: its engine.
     `fault_is_due(index)`: is awaited between a fault's time and its action."""
 
-    make_loop: Callable[[Case, Order], Any] = virtual_loop
+    make_loop: Callable[[Case, Order, WorldBounds], Any] = virtual_loop
     make_network: MakeNetwork = Wire
     make_server: Callable[[MakeServer, ServerParts], RolloutServer] = as_the_sut_has_it
     make_engine: Callable[[Case], DecodeEngine] = simulated_engine

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sim.case import Case, Limit, explicit_limit, params_owner
+from sim.events import SessionEnded, spelled
 from sim.servers.port import Clock
 from sim.sut.reference.agent import Trajectory, run_turns
 from sim.tokens import TokenIds, Tokens, first_token
-from sim.trace import SessionEnded, Trace, spelled
+from sim.trace import Trace
 from sim.transport.wire import TurnInProgress, current_turn
 from sim.world.client import ObservedClient
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from sim.clock import to_ns
 from sim.engine.config import PauseMode
+from sim.events import Cancelled
 from sim.servers.port import Clock, RolloutServer
 from sim.sut.framework import Framework
-from sim.trace import Cancelled, Trace
+from sim.trace import Trace
 from sim.transport.handles import Handle
 from sim.world.ports import Network
 

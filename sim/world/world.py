@@ -1,28 +1,31 @@
 """World: builds servers, network, balancer, client, sessions and faults from a Case, runs them, returns the Trace."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from sim.case import Case
 from sim.clock import (
+    Blocked,
     Deadlock,
     Deviation,
-    Deviations,
     Fifo,
+    FifoExcept,
     Horizon,
     Order,
     RandomOrder,
     StepCap,
     tamed,
+    watched,
 )
-from sim.clock.watchdog import Blocked, watched
+from sim.events import FaultFired, Logged, Message, WorldEnded, spelled, without_addresses
 from sim.faults import Every, Fault
 from sim.servers.gate import SubmissionGate
 from sim.servers.port import RolloutServer, ServerParts
 from sim.servers.server import SimulatedServer
 from sim.sut.interface import Sut, SutError
 from sim.tokens import LogProbs, Tokens
-from sim.trace import FaultFired, Logged, Message, Trace, WorldEnded, spelled, without_addresses
+from sim.trace import Observer, Trace
 from sim.world.bounds import bounds_of
 from sim.world.client import ObservedClient, Parties, takes_runs
 from sim.world.model import FakeModel
@@ -42,8 +45,9 @@ AT_REST = "rest"
 class World:
     """One run of a Case with one system under test. Make it, `run` it once, read `trace` and `deviations`.
 
-    `order`: in the place of the Case's own schedule, for one who watches it. `trace`: to be filled, if not a new one.
-    `ports`: what it runs on. A world in real time is not `run`: its `main` is awaited on the loop that it was given.
+    `order`: in the place of the Case's own schedule, for one who watches it. `observers`: they are handed the events of
+    the trace, which then keeps none (see `Trace`). `ports`: what it runs on. A world in real time is not `run`: its
+    `main` is awaited on the loop that it was given.
     """
 
     def __init__(
@@ -51,19 +55,19 @@ class World:
         case: Case,
         sut: Sut,
         order: Order | None = None,
-        trace: Trace | None = None,
+        observers: Sequence[Observer] | None = None,
         ports: Ports = SIMULATED,
     ) -> None:
         self.case = case
         self.sut = sut
-        self.trace = Trace(case.num_sessions) if trace is None else trace
+        self.trace = Trace(case.num_sessions, sut.framework.balancer.roles, observers)
         self.ports = ports
-        self.loop = ports.make_loop(case, _order(case) if order is None else order)
+        self.bounds = bounds_of(case)
+        self.loop = ports.make_loop(case, _order(case) if order is None else order, self.bounds)
         self.deviations: tuple[Deviation, ...] = ()
         """Not of a case that repeats its sessions: they would be as many as its steps."""
         self.steps = 0
         """Callbacks that ran: what the run cost, the same on any machine."""
-        self._bounds = bounds_of(case)
         self._network: Network | None = None
         self._parties: Parties | None = None
         self._servers: list[RolloutServer] = []
@@ -182,7 +186,7 @@ class World:
         self, stage: WorldStage, triggers: Triggers, index: int, fault: Fault, acting: "list[asyncio.Task[None]]"
     ) -> None:
         """Waits for its time in a task that the end of all sessions may cancel, and acts in one that ends by itself."""
-        times = self._bounds.times[index]
+        times = self.bounds.times[index]
         for _ in range(times):
             await triggers.wait(fault.at)
             await self.ports.fault_is_due(index)
@@ -198,13 +202,12 @@ class World:
     async def _act(self, stage: WorldStage, index: int, fault: Fault) -> None:
         """Does what the fault says. What it raises is on the trace: a trainer's failure is not the world's."""
         fired = FaultFired(self.loop.now_ns, index, _kind(fault))
-        self.trace.add(fired)
+        self.trace.add_open(fired)
         try:
             note = await fault.act(stage)
         except Exception as error:
             note = spelled(error)
-        if note:
-            self.trace.amend(fired, FaultFired(fired.t_ns, index, fired.kind, note))
+        self.trace.amend(fired, FaultFired(fired.t_ns, index, fired.kind, note) if note else fired)
 
     @property
     def is_quiet(self) -> bool:
@@ -230,7 +233,7 @@ def _order(case: Case) -> Order:
     if schedule.policy == "random":
         return RandomOrder(schedule.seed)
     if schedule.policy == "explicit":
-        return Deviations(tuple(Deviation(step, pick) for step, pick in schedule.deviations))
+        return FifoExcept(tuple(Deviation(step, pick) for step, pick in schedule.deviations))
     return Fifo()
 
 

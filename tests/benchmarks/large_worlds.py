@@ -13,9 +13,8 @@ import msgspec
 from sim.case import Budget, Case, EngineSettings, ServerSettings, Session, Turn
 from sim.engine.config import PauseMode
 from sim.faults import Every, WeightUpdate
-from sim.rolling import RollingTrace
 from sim.sut.registry import CLEAN, load_sut
-from sim.world import World
+from sim.verdicts import judged
 from tests.conformance.loads import LOADS
 
 TOKEN_S = 0.01
@@ -90,19 +89,19 @@ def cost_of(size: Size) -> Cost:
     """Runs the world on the reference client."""
     case, clock = case_of(size), time.process_time
     start_s = clock()
-    trace = RollingTrace(case)
-    World(case, load_sut(CLEAN), trace=trace).run()
+    run = judged(case, load_sut(CLEAN), twice=False)
     cpu_s = clock() - start_s
-    assert trace.is_done
-    assert trace.findings.sessions == case.num_sessions
+    assert run.trace.is_done
+    findings = run.findings
+    assert findings.sessions == case.num_sessions
     return Cost(
         cpu_s=cpu_s,
         most_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         / (1 << (20 if sys.platform == "darwin" else 10)),
-        requests=trace.findings.attempts,
-        decoded_tokens=trace.findings.decoded_tokens,
-        most_live=trace.findings.most_live,
-        violations=dict(trace.findings.counts),
+        requests=findings.attempts,
+        decoded_tokens=findings.decoded_tokens,
+        most_live=findings.most_live,
+        violations=dict(findings.counts),
     )
 
 

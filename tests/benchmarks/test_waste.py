@@ -17,8 +17,8 @@ from sim.case import Budget
 from sim.waste import lengths
 from sim.waste.ledger import LOSSES
 from sim.waste.loads import LOADS
-from sim.waste.policies import parse
-from sim.waste.what_if import Comparison, Setting, compare
+from sim.waste.variants import parse
+from sim.waste.what_if import Comparison, Conditions, compare
 
 BASELINE = Path(__file__).with_name("waste_baseline.json")
 POLICIES = ("deferred", "pinned", "partial-off")
@@ -34,10 +34,10 @@ LEAST_SPEED_UP = 10
 """Computing a load of 10,000 is at least so many times as fast, a response, as simulating one of it."""
 
 
-def setting(name: str) -> Setting:
+def conditions(name: str) -> Conditions:
     named = LOADS[name]
     budget = Budget(named.prompt_length, named.response_length, max_position_embeddings=40_960)
-    return Setting(budget=budget, replicas=8)
+    return Conditions(budget=budget, replicas=8)
 
 
 def load(name: str, count: int) -> lengths.Lengths:
@@ -51,12 +51,12 @@ def wasted(comparison: Comparison) -> dict[str, dict[str, dict[str, int]]]:
         tokens = {"decoded": row.waste.decoded.tokens, "kept": row.waste.kept_tokens}
         tokens |= {loss: row.waste.fates[loss].tokens for loss in LOSSES if row.waste.fates[loss].tokens}
         tokens |= {count: getattr(row.waste, count) for count in PREFILL if getattr(row.waste, count)}
-        found.setdefault(row.policy, {})[str(row.update_tokens)] = tokens
+        found.setdefault(row.variant, {})[str(row.update_tokens)] = tokens
     return found
 
 
 def compared(name: str, *, simulate: bool = True, with_engine: bool = False) -> Comparison:
-    chosen = msgspec.structs.replace(setting(name), simulate=simulate, with_engine=with_engine)
+    chosen = msgspec.structs.replace(conditions(name), simulate=simulate, with_engine=with_engine)
     policies = [parse(policy) for policy in (ON_ENGINES if with_engine else POLICIES)]
     return compare(chosen, load(name, COUNT[name]), policies, list(INTERVALS))
 
@@ -103,11 +103,11 @@ def test_computing_a_load_against_simulating_it(benchmark: Any) -> None:
     policies = [parse(name) for name in (*POLICIES, "pinned+not-sticky")]
     intervals: list[int | None] = list(range(500, 500 + 20 * 750, 750))
     whole = benchmark.pedantic(
-        lambda: compare(setting("chat"), load("chat", 10_000), policies, intervals), rounds=1, warmup_rounds=0
+        lambda: compare(conditions("chat"), load("chat", 10_000), policies, intervals), rounds=1, warmup_rounds=0
     )
     assert {row.how for row in whole.rows} == {"computed"}
     assert whole.sampled == 80 * 40
-    few = msgspec.structs.replace(setting("chat"), simulate=True)
+    few = msgspec.structs.replace(conditions("chat"), simulate=True)
     started = time.perf_counter()
     simulated = compare(few, load("chat", 40), policies, intervals[:5])
     of_simulation_s = (time.perf_counter() - started) / (40 * len(simulated.rows))

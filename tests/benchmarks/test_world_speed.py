@@ -12,7 +12,7 @@ import pytest
 
 from sim.case import Budget, Case, Schedule, Session
 from sim.faults import AfterTokens, WeightUpdate
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.sut.registry import CLEAN, SutError, load_sut
 from sim.world import run_world
 from tests.benchmarks.test_clock_speed import SLEEPS, TASKS, seconds_for

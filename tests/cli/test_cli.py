@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from sim import corpus
 from sim.case import Budget, Case, Session
-from sim.cli import main as cli
+from sim.cli import hunt
 from sim.cli.main import main
 from sim.clock import watchdog
-from sim.invariants import INVARIANTS
+from sim.invariants.table import INVARIANTS
 from sim.search import campaign as campaign_module
 from sim.sut.registry import CLEAN, builtin_names
 
@@ -35,7 +35,7 @@ def rollcage(*arguments):
 def command(*arguments, **environment):
     """A process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "sim.cli.main", *map(str, arguments)],
+        [sys.executable, "-m", "sim.cli", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -133,7 +133,7 @@ def test_the_same_seed_finds_the_same_in_processes_with_other_hash_seeds():
 
 
 def test_the_demonstration_catches_the_bad_one_clears_the_good_one_and_succeeds(monkeypatch):
-    monkeypatch.setattr(cli, "_DEMONSTRATION_WORLDS", 400)
+    monkeypatch.setattr(hunt, "DEMONSTRATION_WORLDS", 400)
     code, out, _ = rollcage("hunt")
     assert code == 0
     assert "reference:deferred: B1" in out
@@ -411,7 +411,7 @@ def test_junk_that_a_client_puts_where_numbers_are_due_crashes_nothing(client):
 
 
 def test_a_fault_of_the_harness_is_3_with_its_case_kept(monkeypatch, tmp_path):
-    def broken(case, trace):
+    def broken(evidence):
         raise ZeroDivisionError("an invariant fell over")
 
     monkeypatch.setitem(INVARIANTS, "A1", INVARIANTS["A1"].__class__("A1", "lifecycle", "Broken.", broken))
@@ -424,7 +424,7 @@ def test_a_fault_of_the_harness_is_3_with_its_case_kept(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("verb", ["replay", "show"])
 def test_a_fault_of_the_harness_in_one_case_is_3_too(monkeypatch, verb):
-    def broken(case, trace):
+    def broken(evidence):
         raise ZeroDivisionError("an invariant fell over")
 
     monkeypatch.setitem(INVARIANTS, "A1", INVARIANTS["A1"].__class__("A1", "lifecycle", "Broken.", broken))
@@ -522,6 +522,53 @@ def test_show_has_digest_and_events_and_the_same_ones_every_time():
     assert "decoded" in rollcage("show", OVERRUN)[1]
 
 
+def test_show_judges_the_run_that_it_shows(client):
+    """Of a client that fails in its first call only: a second run shows that it breaks D1, and no more."""
+    name = client(f"if next(calls): {GOOD}\nraise KeyError('the first')")
+    shown = json.loads(rollcage("show", OVERRUN, "--sut", name, "--json")[1])
+    assert shown["attempts"] == []
+    assert [violation["invariant"] for violation in shown["violations"]] == ["A9", "D1"]
+    assert "the first" in shown["violations"][0]["message"]
+
+
+# Plugins
+
+VERBS = {
+    "hunt": ("--sut", CLEAN, "--worlds", 1, "--seed", 1),
+    "replay": (OVERRUN,),
+    "show": (OVERRUN,),
+    "waste": ("--prompt-tokens", 4, "--abort-every-tokens", 3000),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_plugin_is_imported_first_and_what_it_prints_is_not_in_the_json(verb, tmp_path):
+    name = f"plugin_of_{verb}"
+    (tmp_path / f"{name}.py").write_text(
+        "print('hello')\n"
+        "import dataclasses\n"
+        "from sim.sut.frameworks import register_framework\n"
+        "from sim.sut.reference.adapter import REFERENCE\n"
+        "load = lambda _: REFERENCE.load('reference:deferred')\n"
+        f"register_framework(dataclasses.replace(REFERENCE, name='{name}', suts=('{name}',), load=load))\n"
+    )
+    code, out, err = rollcage(verb, *VERBS[verb], "--json", "--plugin", name)
+    assert code == 0
+    json.loads(out)
+    assert err == "hello\n"
+    assert rollcage("show", OVERRUN, "--sut", name)[0] == 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_plugin_that_cannot_be_imported_is_one_line(verb, tmp_path):
+    (tmp_path / "broken_plugin.py").write_text("import sys\nsys.exit('no')\n")
+    for name, why in (("no_such_plugin", "ModuleNotFoundError: No module named"), ("broken_plugin", "SystemExit: no")):
+        code, out, err = rollcage(verb, "--plugin", name, "--sut" if verb != "waste" else "--policy", "nonsense")
+        assert (code, out) == (2, "")
+        assert err.startswith(f"error: --plugin {name}: cannot be imported: {why}")
+        assert err.count("\n") == 1
+
+
 # The process
 
 
@@ -572,6 +619,7 @@ def test_help_imports_nothing_heavy():
     assert "hunt" in done.stdout
     assert "'hypothesis'" not in done.stdout
     assert "'numpy'" not in done.stdout
+    assert "'msgspec'" not in done.stdout
 
 
 def test_a_replay_on_vllm_without_vllm_says_what_to_install(monkeypatch):

@@ -1,11 +1,13 @@
 """The watchdog: a world that stands still in real time is ended; a large one that gets on is not."""
 
+import signal
+import threading
 import time
 
 import pytest
 
 from sim.case import Budget, Case, Session, Turn
-from sim.clock import watchdog
+from sim.clock import Blocked, watchdog, watched
 from sim.sut.interface import SutError
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import sut_of
@@ -22,9 +24,7 @@ def sut(busy_s, calls=None):
         async def generate(self, request_id, **kwargs):
             if calls is not None:
                 calls.append(request_id)
-            deadline_s = real_time() + busy_s
-            while real_time() < deadline_s:
-                pass
+            compute(busy_s)
             return await super().generate(request_id, **kwargs)
 
     return sut_of("busy", lambda context: Busy(context.config, context.balancer))
@@ -37,6 +37,61 @@ real_time = time.perf_counter
 @pytest.fixture(autouse=True)
 def short_limit(monkeypatch):
     monkeypatch.setattr(watchdog, "MOST_REAL_S", LIMIT_S)
+
+
+def compute(real_s):
+    deadline_s = real_time() + real_s
+    while real_time() < deadline_s:
+        pass
+
+
+def test_a_body_that_does_not_let_go_is_blocked_where_it_stands():
+    place = r"did not let go for 0\.3 s of real time in compute \(.*test_watchdog\.py:\d+\)"
+    with pytest.raises(Blocked, match=place), watched():
+        compute(10 * LIMIT_S)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_a_body_that_swallows_it_is_blocked_again(monkeypatch):
+    monkeypatch.setattr(watchdog, "_AGAIN_S", LIMIT_S / 3)
+    with watched():
+        for _ in range(2):
+            with pytest.raises(Blocked):
+                compute(10 * LIMIT_S)
+
+
+def test_progress_buys_the_limit_again():
+    steps = 0
+    with watched(lambda: steps):
+        for steps in range(1, 5):  # noqa: B007
+            compute(LIMIT_S * 2 / 3)
+    with pytest.raises(Blocked), watched(lambda: steps):
+        compute(10 * LIMIT_S)
+
+
+def test_somebody_elses_timer_signal_is_left_alone():
+    before = signal.signal(signal.SIGALRM, lambda _number, _frame: None)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 60)
+        with watched():
+            compute(LIMIT_S * 4 / 3)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 50
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_another_thread_is_not_watched():
+    done = []
+
+    def body():
+        with watched():
+            done.append(signal.getitimer(signal.ITIMER_REAL)[0])
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert done == [0]
 
 
 def test_a_world_may_not_take_longer_than_the_limit():

@@ -27,7 +27,11 @@ from vllm.usage.usage_lib import UsageContext
 
 from sim.preflight import vllm_config_file
 from sim.preflight.read_yaml import read_yaml
-from sim.startup import startup
+from sim.startup import batch
+from sim.startup import start as starting
+from sim.startup.kv_pool import blocks_needed
+from sim.startup.model_shape import model_from_config
+from sim.startup.start import start
 
 VERSION = tuple(int(part) for part in vllm.__version__.split(".")[:2])
 DRAWS = int(os.environ.get("ROLLCAGE_LIVE_DRAWS", "2000"))
@@ -92,7 +96,7 @@ def real(flags: dict[str, Any], model_dir: Path, usage: str) -> tuple[dict[str, 
 def difference(flags: dict[str, Any], model: str, model_dirs: dict[str, Path], usage: str) -> str | None:
     """None when both agree, else a line that says how they do not."""
     held, error = real(flags, model_dirs[model], usage)
-    ours = startup.start(flags, startup.model_from_config(MODELS[model]), version=VERSION, device="cpu", usage=usage)
+    ours = start(flags, model_from_config(MODELS[model]), version=VERSION, device="cpu", usage=usage)
     case = f"{flags} on {model!r} as {usage}"
     if (held is not None) != ours.accepted:
         return f"{case}: vLLM {'accepts' if held else 'refuses'}, we say {ours.findings}; {error[:300]}"
@@ -158,7 +162,7 @@ def test_random_draws_agree(model_dirs: dict[str, Path]) -> None:
         flags = {name: value for name, value in flags.items() if value is not UNSET}
         model, usage = draw.choice(list(MODELS)), draw.choice(list(USAGES))
         wrong.append(difference(flags, model, model_dirs, usage))
-        started += startup.start(flags, startup.model_from_config(MODELS[model]), version=VERSION).accepted
+        started += start(flags, model_from_config(MODELS[model]), version=VERSION).accepted
     assert not any(wrong), "\n".join([f"{sum(map(bool, wrong))} differ", *[line for line in wrong if line][:40]])
     # Both verdicts must be common, or agreement would mean little.
     assert 0.2 * DRAWS < started < 0.8 * DRAWS
@@ -167,9 +171,9 @@ def test_random_draws_agree(model_dirs: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("flags", "forgotten"),
     [
-        ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, "_scheduler"),
-        ({"max_num_batched_tokens": 64, "enable_chunked_prefill": False}, "_scheduler"),
-        ({"tensor_parallel_size": 3}, "_parallel"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, "check_batch"),
+        ({"max_num_batched_tokens": 64, "enable_chunked_prefill": False}, "check_batch"),
+        ({"tensor_parallel_size": 3}, "check_ranks"),
         ({"max_num_seqs": 0}, "check_flags"),
     ],
 )
@@ -178,14 +182,14 @@ def test_a_forgotten_rule_shows(
 ) -> None:
     """Planted: rules that find nothing. The comparison must tell."""
     assert difference(flags, "plain", model_dirs, "engine") is None
-    monkeypatch.setattr(startup, forgotten, lambda *_: [])
+    monkeypatch.setattr(starting, forgotten, lambda *_: [])
     told = difference(flags, "plain", model_dirs, "engine")
     assert told is not None
     assert "vLLM refuses" in told
 
 
 def test_a_wrong_final_value_shows(model_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(startup.BATCH_DEFAULTS, ("cpu", "serve"), startup.BatchDefaults(2048, 127, per_rank=True))
+    monkeypatch.setitem(batch.BATCH_DEFAULTS, ("cpu", "serve"), batch.BatchDefaults(2048, 127, per_rank=True))
     told = difference({}, "plain", model_dirs, "serve")
     assert told is not None
     assert "'max_num_seqs': (128, 127)" in told
@@ -194,8 +198,8 @@ def test_a_wrong_final_value_shows(model_dirs: dict[str, Path], monkeypatch: pyt
 def test_longer_context_by_environment(model_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
     held, _ = real({"max_model_len": 5000}, model_dirs["plain"], "serve")
-    model = startup.model_from_config(TINY)
-    ours = startup.start({"max_model_len": 5000}, model, version=VERSION, device="cpu", allow_longer_context=True)
+    model = model_from_config(TINY)
+    ours = start({"max_model_len": 5000}, model, version=VERSION, device="cpu", allow_longer_context=True)
     assert held is not None
     assert ours.accepted
     assert held["max_model_len"] == ours.final["max_model_len"] == 5000
@@ -243,7 +247,7 @@ def test_pool_rule_agrees(block_size: int, max_model_len: int, model_dirs: dict[
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     full = 4096 if max_model_len == -1 else max_model_len
-    needed = startup.blocks_needed(full, block_size, VERSION)
+    needed = blocks_needed(full, block_size, VERSION)
     for blocks in {1, 2, needed - 1, needed, needed + 1, 3 * needed}:
         if blocks < 1:
             continue
@@ -258,7 +262,7 @@ def test_pool_rule_agrees(block_size: int, max_model_len: int, model_dirs: dict[
             real_length: int | None = config.model_config.max_model_len
         except ValueError:
             real_length = None
-        ours = startup.start(flags, startup.model_from_config(TINY), version=VERSION, device="cpu")
+        ours = start(flags, model_from_config(TINY), version=VERSION, device="cpu")
         pool_ok = not any(f.rule == "pool-below-context" for f in ours.findings)
         assert (real_length is not None) == pool_ok, (blocks, needed)
         if pool_ok:

@@ -2,17 +2,12 @@
 
 from sim.case import Limit, Session
 from sim.clock import to_ns
+from sim.events import Paused, Resumed, Sent, VersionChanged
 from sim.faults import (
     AbortAll,
     AbortRequest,
     AfterTokens,
     AtTime,
-)
-from sim.trace import (
-    Paused,
-    Resumed,
-    Sent,
-    VersionChanged,
 )
 from tests.faults.worlds import ONE, decoded, events, run
 

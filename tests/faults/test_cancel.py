@@ -4,19 +4,15 @@ import pytest
 
 from sim.case import Case, Schedule, Session, Transport, Turn
 from sim.clock import to_ns
+from sim.events import Cancelled, Discarded, SessionEnded
 from sim.faults import (
     AbortAll,
     AfterTokens,
     AtTime,
     CancelClient,
 )
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import (
-    Cancelled,
-    Discarded,
-    SessionEnded,
-)
 from sim.world import run_world
 from tests.faults.worlds import BUDGET, ONE, decoded, events, notes, run
 

@@ -2,6 +2,7 @@
 
 from sim.case import Case, Router, Session, Turn
 from sim.clock import to_ns
+from sim.events import Acquired, Message
 from sim.faults import (
     AbortAll,
     AddReplica,
@@ -11,14 +12,10 @@ from sim.faults import (
     DelayReleases,
     RemoveReplica,
 )
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.sut.reference.client import PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut, sut_of
-from sim.trace import (
-    Acquired,
-    Message,
-)
 from sim.world import run_world
 from tests.faults.worlds import BUDGET, ONE, decoded, events, notes, run
 

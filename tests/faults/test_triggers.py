@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from sim.case import Case, Schedule, ServerSettings, Session, Turn
 from sim.clock import to_ns
+from sim.events import FaultFired, Sent, VersionChanged
 from sim.faults import (
     AbortAll,
     AfterSent,
@@ -15,15 +16,10 @@ from sim.faults import (
     Every,
     WeightUpdate,
 )
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.search.strategies import response_cases, routing_cases
 from sim.sut.planted import PLANTED
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import (
-    FaultFired,
-    Sent,
-    VersionChanged,
-)
 from sim.waste.ledger import mean_update_wait_s
 from sim.world import World, run_world
 from tests.faults.worlds import BUDGET, ONE, decoded, events, notes, run

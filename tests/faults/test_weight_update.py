@@ -2,21 +2,13 @@
 
 from sim.case import Router, Session
 from sim.clock import to_ns
+from sim.events import Ended, Message, Parked, Paused, Resumed, SessionEnded, VersionChanged
 from sim.faults import (
     AbortAll,
     AddReplica,
     AtTime,
     RemoveReplica,
     WeightUpdate,
-)
-from sim.trace import (
-    Ended,
-    Message,
-    Parked,
-    Paused,
-    Resumed,
-    SessionEnded,
-    VersionChanged,
 )
 from tests.faults.worlds import ONE, decoded, events, notes, run
 

@@ -1,10 +1,8 @@
 """Small worlds with faults, and what is to be read off their traces."""
 
 from sim.case import Budget, Case, Session
+from sim.events import FaultFired
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import (
-    FaultFired,
-)
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=64)

@@ -3,18 +3,21 @@
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from gpu_checks import real_server
 from gpu_checks.cases import CORPUS, DEFERRED, OVERRUNS, PINNED, KeptCase, load, overrun, own_cases
 from gpu_checks.points import Name, Point, Points
 from gpu_checks.real_world import RealLoop
-from gpu_checks.replay import Replay, aimed, replay, run_on_vllm, simulate_again, summary, table
+from gpu_checks.replay import RealReplay, aimed, replay, run_on_vllm, simulate_again, summary, table
 from sim.case import Budget, Case, Schedule, ServerSettings, Session
+from sim.events import Ended, Event
 from sim.faults import AfterTokens, AtTime, ClearSticky, Every, WeightUpdate
-from sim.servers.server import FakeRolloutServer
+from sim.servers.port import Events, RolloutServer, ServerParts
+from sim.servers.server import SimulatedServer
 from sim.sut.registry import load_sut
 from tests.gpu_checks.stub_engine import StubEngine, StubEngines, params
 
@@ -100,13 +103,19 @@ def test_an_abort_that_ends_nothing_is_an_error(loop: RealLoop, monkeypatch: pyt
     assert result.verdict == "missed"
 
 
-class LosesATokenAtAnAbort(FakeRolloutServer):
-    def _abort(self, request: Any) -> None:
-        if request.runs:
-            position, tokens, version = request.runs.pop()
-            request.runs.append((position, tokens - 1, version))
-            request.tokens -= 1
-        super()._abort(request)
+class LosesATokenAtAnAbort(NamedTuple):
+    """Events of a server whose aborted requests end with a token less than they decoded."""
+
+    events: Events
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, Ended) and event.outcome == "abort" and event.tokens:
+            event = msgspec.structs.replace(event, tokens=event.tokens - 1)
+        self.events.add(event)
+
+
+def loses_a_token_at_an_abort(parts: ServerParts) -> RolloutServer:
+    return SimulatedServer(dataclasses.replace(parts, events=LosesATokenAtAnAbort(parts.events)))
 
 
 def test_a_wrong_fake_is_found_out(loop: RealLoop) -> None:
@@ -114,7 +123,7 @@ def test_a_wrong_fake_is_found_out(loop: RealLoop) -> None:
     engines: Any = StubEngines(loop)
     real = run_on_vllm(overrun(16), sut, engines)
     assert simulate_again(real) is None
-    found = simulate_again(real, dataclasses.replace(sut, make_server=LosesATokenAtAnAbort))
+    found = simulate_again(real, dataclasses.replace(sut, make_server=loses_a_token_at_an_abort))
     assert found
     assert "tokens in its end" in found
 
@@ -161,10 +170,10 @@ def test_aimed_triggers_are_one_token_early_but_for_the_first() -> None:
 
 def test_summary_counts_only_what_ran() -> None:
     replays = [
-        Replay("a", PINNED, "reproduced", decoded_tokens=3, attempts=1),
-        Replay("b", PINNED, "missed", "grant: 3 on vLLM, 4 simulated"),
-        Replay("c", PINNED, "not expressible", "it waits for a time"),
-        Replay("d", PINNED, "left out", "decodes 10104 tokens"),
+        RealReplay("a", PINNED, "reproduced", decoded_tokens=3, attempts=1),
+        RealReplay("b", PINNED, "missed", "grant: 3 on vLLM, 4 simulated"),
+        RealReplay("c", PINNED, "not expressible", "it waits for a time"),
+        RealReplay("d", PINNED, "left out", "decodes 10104 tokens"),
     ]
     counts = summary(replays)
     assert (counts["reproduced"], counts["of"], counts["not_expressible"], counts["left_out"]) == (1, 2, 1, 1)

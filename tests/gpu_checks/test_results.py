@@ -3,12 +3,12 @@
 import datetime
 from typing import Any
 
-from gpu_checks.replay import Replay, summary
+from gpu_checks.replay import RealReplay, summary
 from gpu_checks.write_results import merged, section, shown
 
 REPLAYS = [
-    Replay("overrun", "reference:deferred", "reproduced", "", ("B1",), 304, 5),
-    Replay("late", "reference:pinned", "not expressible", "fault 0 waits for a time"),
+    RealReplay("overrun", "reference:deferred", "reproduced", "", ("B1",), 304, 5),
+    RealReplay("late", "reference:pinned", "not expressible", "fault 0 waits for a time"),
 ]
 
 

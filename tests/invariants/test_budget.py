@@ -5,12 +5,13 @@ import asyncio
 import pytest
 
 from sim.case import Budget, Case, ClientView, Limit, ServerSettings, Session, Transport, Turn
+from sim.events import Decoded, Ended, Granted, Sent, TurnEnded, TurnStarted, WorldEnded
 from sim.faults import AbortAll, AfterTokens, AtTime, CancelClient
-from sim.invariants import INVARIANTS, judge
-from sim.invariants.budget import returned_tokens, spelled_grants, turn_budget_tokens
+from sim.invariants.budget import spelled_grants
+from sim.invariants.judging import judge
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut, sut_of
-from sim.trace import Decoded, Ended, Granted, Sent, Trace, TurnEnded, TurnStarted, WorldEnded
+from sim.trace import Trace
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=8, response_length=10, max_model_len=64)
@@ -61,26 +62,6 @@ def test_the_message_spells_the_arithmetic(bug, message):
     assert (violation.session, violation.message) == (0, message)
 
 
-# Which budget
-
-
-@pytest.mark.parametrize(
-    ("limit", "view", "tokens"),
-    [
-        (None, None, 10),
-        (3, None, 3),
-        (0, None, None),  # B6's to judge
-        (3, ClientView(None), 3),
-        *[(None, ClientView(value), None) for value in (None, 0, -1, "10", 10.0, True)],
-        (None, ClientView(), None),
-        (None, ClientView(7), 7),
-    ],
-)
-def test_only_a_positive_integer_is_a_budget(limit, view, tokens):
-    session = Session(2, limit=None if limit is None else Limit("max_tokens", limit))
-    assert turn_budget_tokens(Case(Budget(8, 10, 64, client_view=view), (session,)), 0) == tokens
-
-
 # Hand-made traces: what no planted bug shows
 
 
@@ -100,7 +81,7 @@ def traced(*attempts, started=2, ids=0, outcome="ok", changed=None):
 
 
 def check(number, case, trace):
-    return [violation.message for violation in INVARIANTS[number].check(case, trace)]
+    return [violation.message for violation in judge(case, trace, [number])]
 
 
 ONE = Case(BUDGET, (Session(2),))
@@ -186,6 +167,14 @@ def test_b6_a_resume_without_anything_left():
     )
 
 
+def test_b6_leaves_a_trajectory_that_is_used_up_to_b1():
+    """A turn alone cannot say what is left of it."""
+    case = Case(Budget(8, 10, 64, policy="trajectory"), (Session(2),))
+    trace = traced((2, {}, (10, "default", 10, 62), 10, "abort"), (12, {}, (6, "default", 6, 52), 6, "length"))
+    assert check("B6", case, trace) == []
+    assert len(check("B1", case, trace)) == 1
+
+
 def test_b6_a_limit_of_0_is_none_whatever_the_server_makes_of_it():
     """TensorRT-LLM's server ignores it and grants its default."""
     case = Case(BUDGET, (Session(2, limit=Limit("max_tokens", 0)),), server=ServerSettings("trtllm"))
@@ -261,7 +250,6 @@ def test_the_grants_are_spelled_in_order():
     )
     (turn,) = trace.ledger.sessions[0].turns
     assert spelled_grants(turn) == "4 of 10 (aborted), 6 of 6"
-    assert returned_tokens(turn) == 0
 
 
 @pytest.mark.parametrize("objects", ["copies", "shared"])

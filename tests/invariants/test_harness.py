@@ -1,10 +1,11 @@
 """Harness invariants: the same case gives the same digest."""
 
 from sim.case import Budget, Case, Session
-from sim.invariants import judge
+from sim.events import Logged, WorldEnded
 from sim.invariants.harness import check_same_digest
+from sim.invariants.judging import judge
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Logged, Trace, WorldEnded
+from sim.trace import Trace
 from sim.world import run_world
 
 CASE = Case(Budget(8, 10, 64), (Session(2),), replicas=3)

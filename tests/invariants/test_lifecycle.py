@@ -3,12 +3,13 @@
 import pytest
 
 from sim.case import Budget, Case, ServerSettings, Session
+from sim.events import Decoded, Delivered, Discarded, Ended, Sent, TurnEnded, TurnStarted, WorldEnded
 from sim.faults import AbortAll, AbortRequest, AfterTokens, AtTime
-from sim.invariants import INVARIANTS, judge
+from sim.invariants.judging import judge
 from sim.invariants.lifecycle import delivered_ids
 from sim.sut.registry import CLEAN, load_sut
 from sim.tokens import first_token
-from sim.trace import Decoded, Delivered, Discarded, Ended, Sent, Trace, TurnEnded, TurnStarted, WorldEnded
+from sim.trace import Trace
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=8, response_length=10, max_model_len=64)
@@ -64,7 +65,7 @@ def sent(request, prompt_tokens=2):
 
 
 def check(number, trace):
-    return [violation.message for violation in INVARIANTS[number].check(ONE, trace)]
+    return [violation.message for violation in judge(ONE, trace, [number])]
 
 
 @pytest.mark.parametrize(

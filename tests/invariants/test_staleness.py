@@ -2,10 +2,11 @@
 
 from sim.case import Budget, Case, ServerSettings, Session
 from sim.case import EngineSettings as Settings
+from sim.events import Prefilled, Sent, TurnStarted, VersionChanged, WorldEnded
 from sim.faults import AbortAll, AfterTokens, WeightUpdate
-from sim.invariants import INVARIANTS, judge
+from sim.invariants.judging import judge
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Prefilled, Sent, Trace, TurnStarted, VersionChanged, WorldEnded
+from sim.trace import Trace
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=40, response_length=40, max_model_len=128)
@@ -51,5 +52,5 @@ def test_s2_catches_requests_that_run_on_over_an_update():
     for event in (TurnStarted(0, 0, 0, 2), Sent(0, 0, 0, 0, 0, 0, 2, {}), VersionChanged(5, 0, 3, stale_requests=2)):
         trace.add(event)
     trace.seal(WorldEnded(9, "done"))
-    (violation,) = INVARIANTS["S2"].check(updated(), trace)
+    (violation,) = judge(updated(), trace, ["S2"])
     assert violation.message == ("replica 0 went to weight version 3 while 2 of its requests keep KV of older weights")

@@ -7,8 +7,9 @@ strategy that grows blind to a bug fails here first.
 import pytest
 
 from sim.case import dumps
-from sim.invariants import INVARIANTS, judge
 from sim.invariants.harness import check_same_digest
+from sim.invariants.judging import judge
+from sim.invariants.table import INVARIANTS
 from sim.search import campaign as campaign_module
 from sim.search import shrink as shrink_module
 from sim.search.shrink import shrink_schedule, shrink_world

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.preflight.command import preflight
+from sim.cli.preflight import preflight
 
 LAUNCH = Path(__file__).parent.parent / "data" / "launch"
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -3,9 +3,9 @@
 import pytest
 
 from sim.preflight.memory import activation_bytes_per_token, kv_bytes_per_token, raise_cost
-from sim.startup.startup import Model
+from sim.startup.model_shape import ModelShape
 
-VL_3B = Model(
+VL_3B = ModelShape(
     hidden_size=2048,
     intermediate_size=11_008,
     num_hidden_layers=36,
@@ -49,6 +49,6 @@ def test_no_raise_costs_nothing_and_a_fall_is_an_error() -> None:
 
 
 def test_what_is_not_known_is_not_guessed() -> None:
-    assert raise_cost(Model(), 8192, 32_768).activation_bytes is None
-    mixture = Model(hidden_size=2048, intermediate_size=11_008, is_moe=True)
+    assert raise_cost(ModelShape(), 8192, 32_768).activation_bytes is None
+    mixture = ModelShape(hidden_size=2048, intermediate_size=11_008, is_moe=True)
     assert activation_bytes_per_token(mixture) is None

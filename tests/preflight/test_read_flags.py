@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from sim.preflight.launch import PreflightError
-from sim.preflight.read_flags import UNKNOWN, Word, read_overrides, read_vllm_command, read_words
+from sim.preflight.launch import UNKNOWN, PreflightError, Word
+from sim.preflight.read_flags import read_overrides, read_vllm_command, read_words
 
 
 def values(texts: list[str]) -> dict[str, Any]:

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.preflight.read_shell import Reading, read_shell, split_commands
+from sim.preflight.launch import Reading
+from sim.preflight.read_shell import read_shell
+from sim.preflight.shell_words import split_commands
 
 PATH = "actor_rollout_ref.rollout"
 

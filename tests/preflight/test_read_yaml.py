@@ -100,6 +100,7 @@ def test_other_documents_say_nothing() -> None:
     assert read_yaml("name: ci\nmode: fast\n", "c.yaml", {}) == []
     assert read_yaml("- 1\n- 2\n", "c.yaml", {}) == []
     assert read_yaml("", "c.yaml", {}) == []
+    assert read_yaml("tp: 2\n", "c.yaml", {}) == []
 
 
 def test_merge_keys_and_anchors() -> None:
@@ -141,6 +142,7 @@ def test_any_text_is_read_or_refused_in_words(text: str) -> None:
         ("rollout:\n  max_model_len: None\n", "c.yaml:2: rollout.max_model_len = 'None': expected an integer or null"),
         ("rollout:\n  enable_chunked_prefill: 'False'\n", "any quoted word counts as true"),
         ("\n\nmax-model-len: many\n", "--max-model-len many: expected an integer"),
+        ("enable-chunked-prefill: maybe\n", "--enable-chunked-prefill maybe: expected true or false"),
     ],
 )
 def test_bad_documents_name_the_line(text: str, message: str) -> None:

@@ -9,14 +9,14 @@ from msgspec import UNSET
 
 from sim.preflight import installed, verl
 from sim.preflight.launch import PreflightError
-from sim.startup.startup import Model
+from sim.startup.model_shape import ModelShape
 
-VL_3B = Model(max_position_embeddings=128_000, derived_max_model_len=128_000, num_attention_heads=16)
+VL_3B = ModelShape(max_position_embeddings=128_000, derived_max_model_len=128_000, num_attention_heads=16)
 V080, V090, V091 = (verl.release_for(v) for v in ((0, 8, 0), (0, 9, 0), (0, 9, 1)))
 STALE = {"name": "vllm", "enable_chunked_prefill": False}
 
 
-def found(rollout: dict[str, Any], model: Model = VL_3B, **more: Any) -> dict[str, str]:
+def found(rollout: dict[str, Any], model: ModelShape = VL_3B, **more: Any) -> dict[str, str]:
     return {f.rule: f.level for f in verl.start(rollout, model, **more).findings if f.level != "note"}
 
 
@@ -47,7 +47,7 @@ def test_context_rule_on_every_backend(release: verl.Release, backend: str) -> N
 
 def test_an_explicit_context_survives() -> None:
     """BUD-4: 4096 asked of a 131072-token model stays 4096."""
-    model = Model(max_position_embeddings=131_072, derived_max_model_len=131_072)
+    model = ModelShape(max_position_embeddings=131_072, derived_max_model_len=131_072)
     assert verl.start({"name": "vllm", "max_model_len": 4096}, model).final["max_model_len"] == 4096
 
 
@@ -75,16 +75,16 @@ def test_null_is_neither_true_nor_false() -> None:
 
 def test_engine_kwargs_come_after_the_net() -> None:
     """A pass-through is not netted: the crash is back, on every release that forwards false."""
-    kwargs = {"max_num_batched_tokens": 4096}
+    batched, chunking = f"{verl.PASSED_ON}max_num_batched_tokens", f"{verl.PASSED_ON}enable_chunked_prefill"
     rollout = {**STALE, "max_model_len": 8192}
-    assert found(rollout, engine_kwargs=kwargs) == {
+    assert found({**rollout, batched: 4096}) == {
         "overridden-by-engine-kwargs": "changed",
         "batch-below-context": "refused",
     }
-    assert found(rollout, engine_kwargs={"max_num_batched_tokens": None}) == {}
-    off = found({"name": "vllm"}, engine_kwargs={"enable_chunked_prefill": False})
+    assert found({**rollout, batched: None}) == {}
+    off = found({"name": "vllm", chunking: False})
     assert off["batch-below-context"] == "refused"
-    assert found({"name": "vllm"}, engine_kwargs={"enable_chunked_prefill": False}, release=V090) == {
+    assert found({"name": "vllm", chunking: False}, release=V090) == {
         "overridden-by-engine-kwargs": "changed",
         "false-not-forwarded": "changed",
     }

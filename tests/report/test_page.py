@@ -8,10 +8,9 @@ from click.testing import CliRunner
 from sim.case import Budget, Case, Schedule, Session, Turn
 from sim.cli.main import main
 from sim.faults import AddReplica, AfterSent, AtTime, CancelClient, WeightUpdate
-from sim.invariants import judge
-from sim.report.page import Subject, page
+from sim.report.page import page
 from sim.sut.registry import load_sut
-from sim.world import World
+from sim.verdicts import judged
 
 CASE = Case(
     Budget(8, 10, 64),
@@ -54,16 +53,13 @@ def checked(text):
     return " ".join("".join(checker.text).split())
 
 
-def subject(case=CASE, sut="reference:deferred", title="a case", origin=""):
-    loaded = load_sut(sut)
-    world = World(case, loaded)
-    trace = world.run()
-    return Subject(title, origin, case, loaded, trace, judge(case, trace), world.deviations)
+def run(case=CASE, sut="reference:deferred"):
+    return judged(case, load_sut(sut))
 
 
 def test_it_tells_what_the_terminal_tells():
-    what = subject()
-    text = checked(page(what))
+    what = run()
+    text = checked(page(what, "a case"))
     assert "B1" in text
     assert "10 = default min(10, 8 + 10 − 2 = 16)" in text
     assert "overrun" in text
@@ -74,26 +70,26 @@ def test_it_tells_what_the_terminal_tells():
 
 def test_the_messages_around_a_wrong_count_are_there_too():
     case = Case(Budget(8, 8), (Session(1),), (AddReplica(AfterSent(0, 1), 0),))
-    text = page(subject(case, "reference:zeroes-count"))
+    text = page(run(case, "reference:zeroes-count"), "a case")
     assert "Messages to the balancer" in checked(text)
     assert "<td>R3</td><td>1</td><td>0 s</td><td>add_servers</td><td></td><td>0</td><td>0</td><td>1</td>" in text
-    assert "Messages to the balancer" not in checked(page(subject(case, "reference:pinned")))
+    assert "Messages to the balancer" not in checked(page(run(case, "reference:pinned"), "a case"))
 
 
 @pytest.mark.parametrize("sut", ["reference:pinned", "reference:stuck-gate", "reference:loses-tokens"])
 def test_any_world_makes_a_page(sut):
-    checked(page(subject(sut=sut)))
-    checked(page(subject(Case(Budget(8, 10, 64), (Session(64),)), sut)))
+    checked(page(run(sut=sut), "a case"))
+    checked(page(run(Case(Budget(8, 10, 64), (Session(64),)), sut), "a case"))
 
 
 def test_a_clean_world_says_so():
-    text = checked(page(subject(Case(Budget(8, 10, 64), (Session(2),)), "reference:pinned")))
+    text = checked(page(run(Case(Budget(8, 10, 64), (Session(2),)), "reference:pinned"), "a case"))
     assert "No invariant is violated." in text
     assert "not a race" in text
 
 
 def test_names_are_escaped():
-    text = page(subject(title="<script>alert(1)</script>", origin="a & b <i>"))
+    text = page(run(), "<script>alert(1)</script>", "a & b <i>")
     assert "<script>" not in text
     assert "a &amp; b &lt;i&gt;" in text
     checked(text)

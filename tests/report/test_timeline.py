@@ -6,11 +6,11 @@ import pytest
 
 from sim.case import Budget, Case, Schedule, ServerSettings, Session, Turn
 from sim.clock import NS_PER_S
+from sim.events import Paused
 from sim.faults import AbortRequest, AfterTokens, AtTime, CancelClient, WeightUpdate
 from sim.report.spans import Part, spans_of
 from sim.report.timeline import timeline
 from sim.sut.registry import load_sut
-from sim.trace import Paused
 from sim.world import run_world
 
 SEED = Case(

@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from sim.case import dumps
-from sim.invariants import INVARIANTS, judge, numbers_of
+from sim.invariants.judging import judge
+from sim.invariants.table import INVARIANTS, numbers_of
 from sim.search import campaign as campaign_module
 from sim.search import shrink as shrink_module
 from sim.search.campaign import Bounds, run_campaign
@@ -180,8 +181,8 @@ def test_a_flaky_subject_is_reported_and_does_not_crash_the_campaign(wrong_every
 
 
 def test_a_fault_of_the_harness_is_no_find_and_keeps_its_case(monkeypatch):
-    def broken(case, trace):
-        assert len(case.sessions) < 3, "an invariant fell over"
+    def broken(evidence):
+        assert len(evidence.case.sessions) < 3, "an invariant fell over"
         return []
 
     monkeypatch.setitem(INVARIANTS, "B2", INVARIANTS["B2"].__class__("B2", "budget", "Broken.", broken))
@@ -194,14 +195,14 @@ def test_a_fault_of_the_harness_is_no_find_and_keeps_its_case(monkeypatch):
 
 def test_a_fault_of_the_harness_while_shrinking_does_not_lose_the_find(monkeypatch, short_shrinks):
     runs = itertools.count()
-    real = campaign_module.judge
+    real = campaign_module.judged
 
-    def judge_for_a_while(*args):
+    def judged_for_a_while(*args, **named):
         if next(runs) == 150:
             raise ZeroDivisionError
-        return real(*args)
+        return real(*args, **named)
 
-    monkeypatch.setattr(campaign_module, "judge", judge_for_a_while)
+    monkeypatch.setattr(campaign_module, "judged", judged_for_a_while)
     campaign = hunt(DEFERRED, worlds=1000)
     assert isinstance(campaign.breakdown.error, ZeroDivisionError)
     assert campaign.finds

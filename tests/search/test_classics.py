@@ -5,8 +5,11 @@ import asyncio
 import pytest
 
 from sim.case import Case, Session, Turn
-from sim.invariants import INVARIANTS, KINDS, judge
+from sim.events import VersionChanged
 from sim.invariants.harness import check_same_digest
+from sim.invariants.judging import judge
+from sim.invariants.kinds import KINDS
+from sim.invariants.table import INVARIANTS
 from sim.search import campaign as campaign_module
 from sim.search.campaign import Bounds, run_campaign
 from sim.search.classics import CLASSICS, classic_cases
@@ -17,7 +20,6 @@ from sim.sut.reference.client import DeferredClient, PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.testing import search
-from sim.trace import VersionChanged
 from sim.world import run_world
 
 BY_NAME = {classic.name: classic for classic in CLASSICS}

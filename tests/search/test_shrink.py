@@ -4,8 +4,8 @@ import asyncio
 
 from sim.case import Budget, Case, Limit, Schedule, Session, Transport, Turn, explicit_limit
 from sim.faults import AbortAll, AbortRequest, AfterSent, AfterTokens, AtTime, CancelClient, WeightUpdate
-from sim.invariants import judge
-from sim.report.explain import schedule_line
+from sim.invariants.judging import judge
+from sim.report.spelled import schedule_line
 from sim.search.shrink import MOST_RUNS, shrink_schedule, shrink_world
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut, sut_of

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sim.case import Case, ServerSettings, Transport, dumps, loads
 from sim.faults import AddReplica, CancelClient, DelayReleases, RemoveReplica, WeightUpdate
-from sim.invariants import KINDS
+from sim.invariants.kinds import KINDS
 from sim.search.strategies import MOST_SESSIONS_IN_A_ROW, MOST_TOKENS, STRATEGIES, response_cases, routing_cases
 
 QUICK = settings(

@@ -19,9 +19,9 @@ import pytest
 
 from sim.clock import to_ns
 from sim.dialects import DIALECTS
+from sim.events import Admitted, Ended, Parked, Paused, Resumed
 from sim.servers.gate import SubmissionGate
 from sim.servers.server import ADMISSION_WAIT_S
-from sim.trace import Admitted, Ended, Parked, Paused, Resumed
 from tests.servers.bench import limit_of_10
 
 GATED = pytest.mark.parametrize("dialect", ["vllm", "sglang", "trtllm", "plain-sglang"])

@@ -6,8 +6,8 @@ What happens in front of the engine is in `test_gate.py`.
 import pytest
 
 from sim.clock import to_ns
+from sim.events import Decoded, Ended, Granted, Paused, Prefilled, VersionChanged
 from sim.tokens import LogProbs, first_token, session_of
-from sim.trace import Decoded, Ended, Granted, Paused, Prefilled, VersionChanged
 from tests.servers.bench import limit_of_10
 
 DIALECT = pytest.mark.parametrize("dialect", ["vllm", "sglang", "trtllm", "plain-vllm", "plain-sglang"])

@@ -7,18 +7,21 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from sim.startup import startup
-from sim.startup.startup import Model, blocks_needed, fit_pool, model_from_config, start
+from sim.startup import start as starting
+from sim.startup.kv_pool import blocks_needed, fit_pool
+from sim.startup.model_shape import ModelShape, model_from_config
+from sim.startup.rules import Finding, Version
+from sim.startup.start import start
 
-PLAIN = Model(max_position_embeddings=4096, derived_max_model_len=4096, num_attention_heads=4)
+PLAIN = ModelShape(max_position_embeddings=4096, derived_max_model_len=4096, num_attention_heads=4)
 RECORDED = sorted((Path(__file__).parent.parent / "data" / "startup").glob("vllm-*.json"))
 
 
-def rules(flags: dict[str, Any], model: Model = PLAIN, **more: Any) -> set[str]:
+def rules(flags: dict[str, Any], model: ModelShape = PLAIN, **more: Any) -> set[str]:
     return {f.rule for f in start(flags, model, **more).findings}
 
 
-def refused(flags: dict[str, Any], model: Model = PLAIN, **more: Any) -> set[str]:
+def refused(flags: dict[str, Any], model: ModelShape = PLAIN, **more: Any) -> set[str]:
     return {f.rule for f in start(flags, model, **more).findings if f.level == "refused"}
 
 
@@ -118,7 +121,7 @@ def test_pool_rule_by_hand() -> None:
     ],
 )
 def test_rules_begin_with_their_release(
-    flags: dict[str, Any], last_without: startup.Version, first_with: startup.Version, rule: str
+    flags: dict[str, Any], last_without: Version, first_with: Version, rule: str
 ) -> None:
     assert rule not in rules(flags, version=last_without)
     assert rule in rules(flags, version=first_with)
@@ -131,7 +134,7 @@ def test_a_flag_is_unknown_before_its_release() -> None:
 
 def test_why_people_turned_chunked_prefill_off() -> None:
     """A vision model with chunked prefill on a vLLM of early March 2025 (issue 15185): risky then, not since."""
-    vision = Model(derived_max_model_len=4096, is_vision=True)
+    vision = ModelShape(derived_max_model_len=4096, is_vision=True)
     assert "vision-with-chunking" in rules({}, vision, version=(0, 8, 1))
     assert "vision-with-chunking" not in rules({"enable_chunked_prefill": False}, vision, version=(0, 8, 1))
     assert "vision-with-chunking" not in rules({}, vision, version=(0, 8, 2))
@@ -139,7 +142,7 @@ def test_why_people_turned_chunked_prefill_off() -> None:
 
 
 def test_encoder_decoder_runs_without_chunking() -> None:
-    answer = start({"enable_chunked_prefill": True}, Model(derived_max_model_len=4096, is_encoder_decoder=True))
+    answer = start({"enable_chunked_prefill": True}, ModelShape(derived_max_model_len=4096, is_encoder_decoder=True))
     assert answer.final["enable_chunked_prefill"] is False
     assert next(f.rule for f in answer.findings if f.level == "changed") == "encoder-decoder-no-chunking"
 
@@ -179,7 +182,10 @@ def test_what_the_real_engine_answered(path: Path) -> None:
 def test_the_record_would_catch_a_forgotten_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a preflight that takes false for unset."""
     assert RECORDED, "no record of the real engine in tests/data/startup"
-    honest = startup._chunking
-    monkeypatch.setattr(startup, "_chunking", lambda final, model, found: honest(final, model, found) or True)
+
+    def never_off(_given: Any, _is_encoder_decoder: bool) -> tuple[bool, list[Finding]]:
+        return True, []
+
+    monkeypatch.setattr(starting, "chunking_in_force", never_off)
     with pytest.raises(AssertionError):
         test_what_the_real_engine_answered(RECORDED[-1])

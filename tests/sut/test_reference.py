@@ -3,13 +3,13 @@
 import pytest
 
 from sim.case import Budget, Case, ClientView, Limit, ServerSettings, Session, Turn
+from sim.events import Logged, Sent, TurnEnded
 from sim.faults import AbortAll, AbortRequest, AfterSent, AfterTokens, AtTime, WeightUpdate
 from sim.sut.reference import routing
 from sim.sut.reference.client import DeferredClient, PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut
 from sim.sut.verl.config import Config
-from sim.trace import Logged, Sent, TurnEnded
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=64)

@@ -8,7 +8,7 @@ import pytest
 
 from sim.case import Budget, Case, ClientView, Limit, Schedule, Session, Transport, Turn
 from sim.faults import AbortAll, AddReplica, AfterTokens, AtTime, CancelClient, DelayReleases
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.sut.interface import SutError
 from sim.sut.registry import load_sut
 from sim.sut.verl import classes

@@ -130,10 +130,10 @@ def test_a_search_in_which_nothing_happens_says_so():
 def test_a_fault_of_the_harness_is_raised_with_its_case(monkeypatch):
     from sim.search import campaign
 
-    def broken(*_):
+    def broken(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(campaign, "judge", broken)
+    monkeypatch.setattr(campaign, "judged", broken)
     with pytest.raises(ZeroDivisionError) as caught:
         search(load_sut(CLEAN), "budget", worlds=5)
     assert '"prompt_length"' in caught.value.__notes__[0]

@@ -8,12 +8,12 @@ import pytest
 
 from sim.case import Budget, Case, Limit, Session, Transport
 from sim.clock import to_ns
+from sim.events import Acquired, Delivered, Discarded, Message, Sent, WorldEnded
 from sim.faults import AtTime, DelayReleases
 from sim.sut.reference.client import PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.sut.verl.servers import TokenOutput
-from sim.trace import Acquired, Delivered, Discarded, Message, Sent, WorldEnded
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=32)

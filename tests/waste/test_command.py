@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from sim.cli.main import main
+from sim.cli.waste import waste
 from sim.waste import what_if
-from sim.waste.command import waste
 from sim.waste.ledger import LOSSES
 
 SEED = ("--prompt-tokens", "136", "--abort-every-tokens", "2000")
@@ -69,11 +69,6 @@ def test_tensorrt_llm_wastes_with_either_client():
 def test_without_partial_rollout_the_first_abort_drops_it():
     found = data(*SEED, "--policy", "partial-off")["policies"]["partial-off"]
     assert losses(found) == {"dropped": 2000}
-
-
-def test_a_response_that_stops_within_its_budget_wastes_nothing():
-    found = data(*SEED, "--stops-after", 5000)["policies"]
-    assert [policy["decoded"] for policy in found.values()] == [5000, 5000]
 
 
 def test_the_table_for_a_person():
@@ -134,11 +129,6 @@ def test_tool_turns_are_simulated():
     found = data("--count", 6, "--update-every", 2000, "--lengths", "tools")
     assert found["policies"]["pinned"]["by_update_interval"][0]["how"] == "simulated"
     assert found["sampled"] == 0
-
-
-def test_hybrid_replicas_are_simulated():
-    found = data("--count", 8, "--update-every", 1000, "--replicas", 2, "--update-mode", "separate")
-    assert found["policies"]["deferred"]["by_update_interval"][0]["how"] == "simulated"
 
 
 def test_any_sut_can_be_a_policy():
@@ -349,19 +339,19 @@ def counts(found, *names):
 
 
 def test_a_cache_that_is_kept_saves_prefill_and_takes_over_stale_kv():
-    policies = ("cache-cleared", "cache-kept", "keep", "keep+cache-kept", "wait")
+    policies = ("pinned", "cache-kept", "keep", "keep+cache-kept", "wait")
     found = data(*SEED, *[word for name in policies for word in ("--policy", name)])
     assert {(ledger["decoded"], ledger["kept"]) for ledger in found["policies"].values()} == {(8192, 8192)}
     resumed = sum(136 + aborted for aborted in (2000, 4000, 6000, 8000))
     blocks = sum((136 + aborted - 1) // 16 * 16 for aborted in (2000, 4000, 6000, 8000))
     assert counts(found, "recomputed_prefill", "preempted_prefill", "stale_kv") == {
-        "cache-cleared": (resumed, 0, 0),
+        "pinned": (resumed, 0, 0),
         "cache-kept": (resumed - blocks, 0, blocks),
         "keep": (0, resumed, 0),
         "keep+cache-kept": (0, 0, resumed - 4),  # the last token of each is not in the KV yet
         "wait": (0, 0, 0),
     }
-    table = run(*SEED, "--policy", "cache-cleared", "--policy", "cache-kept").output
+    table = run(*SEED, "--policy", "pinned", "--policy", "cache-kept").output
     assert "stale KV" in table
     assert f"with {blocks:,} tokens of KV taken over from older weights" in table
     assert "stale KV" not in run(*SEED).output
@@ -462,22 +452,15 @@ def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
     ("arguments", "says"),
     [
         (("--policy", "none"), "unknown policy 'none'; known are deferred, pinned, partial-off"),
-        (("--policy", "sticky+not-sticky"), "sticky and not-sticky exclude each other"),
-        (("--policy", "cache-kept+cache-cleared"), "cache-cleared and cache-kept exclude each other"),
         (("--policy", "verl+not-sticky"), "verl drives its own balancer"),
         (("--policy", "keep+wait"), "keep and wait exclude each other"),
         (("--policy", "keep+partial-off"), "keep and partial-off exclude each other"),
         (("--policy", "keep", "--dialect", "sglang"), "pause_mode is keep: only vLLM has it"),
-        (
-            ("--policy", "wait", "--update-mode", "separate", "--replicas", "2"),
-            "pause_mode is wait: replicas in leaving abort",
-        ),
         (("--num-gpu-blocks-override", "50"), "num_gpu_blocks is 50: a request of max_model_len (32768 tokens) needs"),
         (("--max-num-seqs", "64", "--max-num-batched-tokens", "32"), "max_num_seqs is 64: more than"),
         (("--no-enable-chunked-prefill",), "with enable_chunked_prefill false it must be at least max_model_len"),
         (("--policy", "reference:none"), "unknown SUT"),
         (("--lengths", "none"), "known are seed"),
-        (("--prompts", "x", "--responses", "5"), "is no distribution"),
         (("--update-every", "90"), "leaves no time to decode"),
         (("--update-every", "90"), "at least 101 tokens are needed; did you mean 90s?"),
         (("--update-every", "60sec"), "or never; did you mean 60s?"),
@@ -499,7 +482,6 @@ def test_a_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
         (("--prompt-tokens", "136"), "go together"),
         ((*SEED, "--lengths", "chat"), "excludes the options of a load"),
         ((*SEED, "--update-every", "5"), "exclude each other"),
-        (("--update-mode", "separate"), "needs 2 replicas"),
         (("--prompt-tokens", "40000", "--abort-every-tokens", "5"), "longer than the context"),
     ],
 )
@@ -512,7 +494,7 @@ def test_what_cannot_be_is_one_line_and_exit_2(arguments, says):
 
 def test_an_interrupt_leaves_what_there_is(monkeypatch):
     done = []
-    whole = what_if._row
+    whole = what_if.compared
 
     def interrupted(*arguments):
         if len(done) == 3:
@@ -520,7 +502,7 @@ def test_an_interrupt_leaves_what_there_is(monkeypatch):
         done.append(whole(*arguments))
         return done[-1]
 
-    monkeypatch.setattr(what_if, "_row", interrupted)
+    monkeypatch.setattr(what_if, "compared", interrupted)
     result = run(*SMALL, "--json")
     assert result.exit_code == 130
     found = json.loads(result.stdout)
@@ -561,7 +543,7 @@ def test_a_run_that_is_interrupted_at_once_leaves_an_older_file_alone(monkeypatc
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(what_if, "_row", interrupted)
+    monkeypatch.setattr(what_if, "compared", interrupted)
     path = tmp_path / "rows.csv"
     path.write_text("older")
     assert run(*SMALL, "--csv", path).exit_code == 130

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sim.engine.engine import StepTotals
 from sim.engine.latency import HARDWARE, MODELS, Fitted
 from sim.waste.cost import PREFILL_CHUNK_TOKENS, LatencyError, Rates, parse, rates
-from sim.waste.ledger import Tally, added, tally
+from sim.waste.ledger import Tally, tally, total
 
 SPELLINGS = ("constant:12", "affine:12,40", "roofline:H100-SXM:Qwen2.5-7B", "roofline:A100-SXM-80GB:Llama-3.1-70B:8")
 
@@ -27,7 +27,7 @@ def test_the_sums_cost_what_the_steps_cost(text):
 @given(st.sampled_from(SPELLINGS), st.integers(1, 1000), st.integers(0, 30_000), st.integers(1, 5000))
 def test_the_parts_add_up_and_a_mean_step_costs_what_the_model_says(text, batch, position, tokens):
     some, deeper = tally(position, tokens), tally(position + tokens, tokens)
-    both = added(some, deeper)
+    both = total(some, deeper)
     spent = rates_at(text, batch, both)
     assert spent.engine_s(some) + spent.engine_s(deeper) == pytest.approx(spent.engine_s(both), rel=1e-9)
     step = StepTotals(batch, 0, batch, round(batch * both.depth_tokens))
@@ -47,7 +47,7 @@ def test_a_batch_shares_the_step_and_not_the_depth():
 def test_overrun_tokens_cost_more_than_the_mean(text):
     """The report's response: 8192 tokens behind a prompt of 136, and 1912 beyond them."""
     kept, overrun = tally(136, 8192), tally(136 + 8192, 1912)
-    spent = rates_at(text, 64, added(kept, overrun))
+    spent = rates_at(text, 64, total(kept, overrun))
     per_token = [spent.engine_s(some) / some.tokens for some in (kept, overrun)]
     assert per_token[1] > 1.1 * per_token[0]
     flat = rates_at("constant:12", 64, kept)

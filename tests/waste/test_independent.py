@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from sim.case import Budget, ServerSettings
 from sim.sut.registry import load_sut
-from sim.waste.closed_form import NEVER
 from sim.waste.independent import waste_of_all
 from sim.waste.ledger import waste_of
-from sim.waste.lengths import Lengths
-from sim.waste.policies import parse
-from sim.waste.what_if import Setting, arrivals_ns, case_of, compare, pace_of
+from sim.waste.lengths import NEVER, Lengths
+from sim.waste.variants import parse
+from sim.waste.what_if import Conditions, arrivals_ns, case_of, compare, pace_of
 from sim.world import run_world
 
 DIALECTS = ("vllm", "sglang", "trtllm")
@@ -48,36 +47,36 @@ def test_what_is_computed_is_what_the_world_does(
 ):
     budget, lengths = load
     server = ServerSettings(dialect, submission_gate=gate, prefill_s=prefill_s)
-    setting = Setting(budget=budget, server=server, replicas=replicas, pause_s=pause_s, spread_s=spread_s)
-    policy = parse(name)
+    conditions = Conditions(budget=budget, server=server, replicas=replicas, pause_s=pause_s, spread_s=spread_s)
+    variant = parse(name)
     computed = waste_of_all(
         lengths.prompts,
         lengths.responses[:, 0],
-        arrivals_ns(setting, lengths, interval),
+        arrivals_ns(conditions, lengths, interval),
         budget=budget,
         dialect=dialect,
-        client=policy.builtin_client,
-        partial_rollout=policy.partial_rollout,
-        pace=pace_of(setting, interval),
+        client=variant.builtin_client,
+        partial_rollout=variant.partial_rollout,
+        pace=pace_of(conditions, interval),
     )
     if computed is None:
         return
-    case = case_of(setting, lengths, policy, interval, list(range(len(lengths))))
-    assert computed == waste_of(case, run_world(case, load_sut(policy.sut)))
+    case = case_of(conditions, lengths, variant, interval, np.arange(len(lengths)))
+    assert computed == waste_of(case, run_world(case, load_sut(variant.sut)))
 
 
 def computes(arrival_ns, dialect="vllm", update_tokens=200):
-    setting = Setting(budget=Budget(100, 400, 1000), server=ServerSettings(dialect))
+    conditions = Conditions(budget=Budget(100, 400, 1000), server=ServerSettings(dialect))
     return (
         waste_of_all(
             np.array([10]),
             np.array([NEVER]),
             np.array([arrival_ns]),
-            budget=setting.budget,
+            budget=conditions.budget,
             dialect=dialect,
             client="pinned",
             partial_rollout=True,
-            pace=pace_of(setting, update_tokens),
+            pace=pace_of(conditions, update_tokens),
         )
         is not None
     )
@@ -93,13 +92,13 @@ def test_a_race_is_left_to_the_simulation():
 
 
 def test_every_computed_row_is_sampled_by_simulation():
-    setting = Setting(budget=Budget(100, 400, 1000), replicas=2)
+    conditions = Conditions(budget=Budget(100, 400, 1000), replicas=2)
     load = Lengths(np.arange(1, 101), np.arange(1, 1001, 10)[:, None])
-    found = compare(setting, load, [parse("deferred"), parse("pinned")], [150, 300, None])
+    found = compare(conditions, load, [parse("deferred"), parse("pinned")], [150, 300, None])
     assert [row.how for row in found.rows] == ["computed"] * 6
     assert found.sampled == 6 * 40
     whole = compare(
-        Setting(budget=Budget(100, 400, 1000), replicas=2, simulate=True),
+        Conditions(budget=Budget(100, 400, 1000), replicas=2, simulate=True),
         load,
         [parse("deferred"), parse("pinned")],
         [150, 300, None],
@@ -111,7 +110,7 @@ def test_every_computed_row_is_sampled_by_simulation():
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_it_computes_nearly_always_on_the_tick(dialect):
     """Otherwise the tests above would test little: intervals in whole ticks are never left to the simulation."""
-    setting = Setting(budget=Budget(100, 400, 1000), server=ServerSettings(dialect))
+    conditions = Conditions(budget=Budget(100, 400, 1000), server=ServerSettings(dialect))
     load = Lengths(np.full(50, 7), np.full((50, 1), NEVER))
-    rows = compare(setting, load, [parse("deferred")], list(range(110, 900, 30))).rows
+    rows = compare(conditions, load, [parse("deferred")], list(range(110, 900, 30))).rows
     assert all(row.how == "computed" for row in rows)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from sim.case import Budget, Case, EngineSettings, Limit, ServerSettings, Session, Turn
 from sim.engine import Engine
 from sim.engine.timed import TimedEngine
+from sim.events import Decoded, Ended
 from sim.faults import AbortAll, AbortRequest, AfterTokens, AtTime, CancelClient, WeightUpdate
 from sim.search.schedules import under_schedules
 from sim.search.strategies import response_cases, routing_cases
 from sim.servers.port import Instead
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, builtin_names, load_sut, sut_of
-from sim.trace import Decoded, Ended
 from sim.waste import ledger
 from sim.waste.ledger import FATES, LOSSES, Tally, pieces_of, tally, waste_of
 from sim.world import World, run_world

@@ -1,4 +1,4 @@
-"""Loads: files of three kinds, distributions, and errors that name what is wrong."""
+"""Loads: files of three kinds, named ones, and errors that name what is wrong."""
 
 import json
 import sys
@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from sim.waste import lengths
-from sim.waste.closed_form import NEVER
-from sim.waste.lengths import LengthsError, distribution, drawn
-from sim.waste.loads import LOADS
+from sim.waste.lengths import NEVER, LengthsError, drawn
+from sim.waste.loads import LOADS, Lognormal
 
 PAIRS = [(136, 8192), (92, 500), (2000, None)]
 
@@ -101,33 +100,22 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
         lengths.read(tmp_path / "a.parquet", 100)
 
 
-# Distributions
+# Named loads
 
 
 def test_drawn_lengths_have_the_mean_and_the_tail():
-    values = drawn(distribution("lognormal:2000,1.0"), 10_000, 0, 10**6)
+    values = drawn(Lognormal(2000, 1.0), 10_000, 0, 10**6)
     assert values.mean() == pytest.approx(2000, rel=0.02)
     assert np.median(values) == pytest.approx(2000 * np.exp(-0.5), rel=0.01)
-    assert drawn(distribution("uniform:1,101"), 100, 5, 10**6).mean() == pytest.approx(51, abs=1)
-    assert set(drawn(distribution("512"), 10, 0, 10**6)) == {512}
-    assert max(drawn(distribution("lognormal:2000,1.0"), 1000, 0, 4096)) == 4096
+    assert max(drawn(Lognormal(2000, 1.0), 1000, 0, 4096)) == 4096
+    assert drawn(512, 3, 0, 10**6).tolist() == [512, 512, 512]
+    assert drawn(512, 3, 0, 100).tolist() == [100, 100, 100]
 
 
 def test_the_same_seed_draws_the_same():
-    first, again, other = (drawn(distribution("uniform:1,1000"), 50, seed, 10**6).tolist() for seed in (1, 1, 2))
+    first, again, other = (drawn(Lognormal(500, 1.0), 50, seed, 10**6).tolist() for seed in (1, 1, 2))
     assert first == again != other
     assert sorted(first) == sorted(other)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "x", "lognormal:5", "uniform:1,2,3", "fixed:-1", "0", "gauss:1,2", "lognormal:0,1"]
-)
-def test_what_is_no_distribution_is_refused(text):
-    with pytest.raises(LengthsError, match="is no distribution"):
-        distribution(text)
-
-
-# Named loads
 
 
 @pytest.mark.parametrize("name", LOADS)

@@ -8,11 +8,11 @@ import pytest
 from sim.case import (
     Case,
 )
-from sim.invariants import judge
+from sim.events import Logged, Message, Sent, SessionEnded, TurnEnded
+from sim.invariants.judging import judge
 from sim.sut.interface import SutError
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut, sut_of
-from sim.trace import Logged, Message, Sent, SessionEnded, TurnEnded
 from sim.world import run_world
 from tests.world.worlds import BUDGET, ONE, events, sut
 

@@ -15,7 +15,7 @@ from sim.faults import (
     AbortAll,
     AfterTokens,
 )
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.sut.registry import load_sut
 from sim.world import run_world
 from tests.world.worlds import decoded

@@ -16,15 +16,15 @@ from sim.clock import to_ns
 from sim.engine import Engine, EngineConfig
 from sim.engine.latency import Constant
 from sim.engine.timed import TimedEngine
+from sim.events import Prefilled
 from sim.faults import (
     AbortAll,
     AfterTokens,
     AtTime,
     WeightUpdate,
 )
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Prefilled
 from sim.world import World, run_world
 from sim.world.ports import Ports
 from tests.world.worlds import BUDGET

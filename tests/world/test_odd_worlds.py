@@ -18,6 +18,7 @@ from sim.case import (
     dumps,
     loads,
 )
+from sim.events import Logged
 from sim.faults import (
     AbortAll,
     AbortRequest,
@@ -31,9 +32,9 @@ from sim.faults import (
     RemoveReplica,
     WeightUpdate,
 )
-from sim.invariants import INVARIANTS, judge
+from sim.invariants.judging import judge
+from sim.invariants.table import INVARIANTS
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Logged
 from sim.world import run_world
 from tests.world.worlds import BUDGET, events
 

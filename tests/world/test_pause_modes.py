@@ -6,14 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from sim.case import Budget, Case, EngineSettings, ServerSettings, Session
+from sim.events import Decoded, Ended, Paused, Prefilled, Resumed, Sent, VersionChanged
 from sim.faults import AbortRequest, AfterTokens, AtTime, WeightUpdate
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.schema import CaseError
 from sim.search.schedules import under_schedules
 from sim.servers.port import Instead
 from sim.servers.server import SimulatedServer
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Decoded, Ended, Paused, Prefilled, Resumed, Sent, VersionChanged
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=40, response_length=40, max_model_len=128)

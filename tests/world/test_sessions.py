@@ -11,13 +11,13 @@ from sim.case import (
     Turn,
 )
 from sim.clock import to_ns
+from sim.events import Sent, SessionEnded
 from sim.faults import (
     AbortAll,
     AfterTokens,
 )
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Sent, SessionEnded
 from sim.world import run_world
 from tests.world.worlds import BUDGET, ONE, decoded, events, sut
 

@@ -3,11 +3,11 @@
 import pytest
 
 from sim.case import Budget, Case, EngineSettings, ServerSettings, Session, Turn
+from sim.events import Prefilled
 from sim.faults import AbortAll, AfterTokens
-from sim.invariants import judge
+from sim.invariants.judging import judge
 from sim.schema import CaseError
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Prefilled
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=64, response_length=40, max_model_len=256)

@@ -15,6 +15,7 @@ from sim.case import (
     Turn,
 )
 from sim.clock import to_ns
+from sim.events import Logged, Message, Sent, SessionEnded, TurnEnded, WorldEnded
 from sim.faults import (
     AbortAll,
     AfterTokens,
@@ -24,7 +25,6 @@ from sim.faults import (
 )
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut
-from sim.trace import Logged, Message, Sent, SessionEnded, TurnEnded, WorldEnded
 from sim.world import World, run_world
 from sim.world.bounds import bounds_of
 from sim.world.world import AT_REST

@@ -93,7 +93,7 @@ def _find(name: str, package: Any, wanted: str) -> Any:
 def _definitions(package: Any, wanted: str) -> Iterator[str]:
     """The modules of a package whose source defines a class of that name; looked for when it is asked for them."""
     definition = re.compile(rf"^class {wanted}\b", re.MULTILINE)
-    for folder in map(Path, package.__path__):
+    for folder in map(Path, getattr(package, "__path__", ())):
         for file in sorted(folder.rglob("*.py")):
             if definition.search(file.read_text(encoding="utf-8", errors="replace")):
                 parts = (package.__name__, *file.relative_to(folder).with_suffix("").parts)

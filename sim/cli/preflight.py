@@ -10,12 +10,14 @@ from typing import get_args
 import click
 import msgspec
 
+from sim.cli.exits import FOUND, UNUSABLE
 from sim.preflight import report, scan
 from sim.preflight.check import Verdict, find_model, judge, read_model, read_targets
 from sim.preflight.launch import Launch, PreflightError
+from sim.preflight.launch import Reading as Tree
 from sim.preflight.read_flags import read_words
-from sim.preflight.scan import Tree
-from sim.startup.startup import Device, Model
+from sim.startup.batch import Device
+from sim.startup.model_shape import ModelShape as Model
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -53,7 +55,7 @@ def preflight(
             click.echo(json.dumps({"verdict": "unreadable", "errors": [str(error)]}))
         else:
             click.echo(f"preflight: {error}", err=True)
-        sys.exit(2)
+        sys.exit(UNUSABLE)
     if as_json:
         click.echo(json.dumps(report.as_json(verdicts, unread=tree.unread, errors=tree.errors), indent=2))
     else:
@@ -63,8 +65,8 @@ def preflight(
 
 def _exit_code(verdicts: Sequence[Verdict], tree: Tree) -> int:
     if any(verdict.refused for verdict in verdicts):
-        return 1
-    return 2 if tree.errors else 0
+        return FOUND
+    return UNUSABLE if tree.errors else 0
 
 
 def _read(source: Path | None, words: tuple[str, ...]) -> Tree:

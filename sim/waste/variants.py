@@ -1,38 +1,33 @@
-"""What can be compared: a client, and how the system around it is set up, spelled `pinned+partial-off`."""
+"""What can be compared (`--policy`): a client, and how the system around it is set up, as in `pinned+partial-off`."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from sim.engine.config import PauseMode
 
-CLIENTS = {
+Client: TypeAlias = Literal["deferred", "pinned"]
+
+CLIENTS: dict[str, str] = {
     "deferred": "the client sets no limit and leaves it to the server (verl up to 0.8.0)",
     "pinned": "the client pins what is left of the budget (verl from 0.9.0)",
 }
 MODIFIERS = {
     "partial-off": "an aborted response is dropped instead of resumed",
-    "sticky": "a session goes back to its replica (the default)",
-    "not-sticky": "each attempt goes to the least loaded replica",
-    "cache-cleared": "an update clears the prefix cache, what goes on after it prefills again (the default)",
+    "not-sticky": "each attempt goes to the least loaded replica, and not back to its session's",
     "cache-kept": "an update leaves the KV of older weights in place, and what goes on after it takes that over",
     "keep": "an update freezes the requests, which go on after it (vLLM's pause mode keep)",
     "wait": "an update waits until the running requests have ended (vLLM's pause mode wait)",
 }
-_EXCLUSIVE = (("sticky", "not-sticky"), ("cache-cleared", "cache-kept"), ("keep", "wait"))
-_ABORTS_NOTHING = ("keep", "wait")
+_EXCLUSIVE = (("keep", "wait"), ("keep", "partial-off"), ("wait", "partial-off"))
 
 DEFAULT = ("deferred", "pinned")
 _BASE = "pinned"
 
-UPDATE_MODES = ("colocated", "separate")
-"""`colocated`: every replica stays in the balancer. `separate`: the first half leaves it for the update, rejects what
-still arrives, and is added again, as the hybrid replicas of verl's separate-async trainer."""
+
+class VariantError(ValueError):
+    """A variant that is not known or cannot be expressed: the message says which can."""
 
 
-class PolicyError(ValueError):
-    """A policy that is not known or cannot be expressed: the message says which can."""
-
-
-class Policy(NamedTuple):
+class Variant(NamedTuple):
     """One thing to compare. `sut`: the name of the system under test that plays the client."""
 
     name: str
@@ -48,35 +43,39 @@ class Policy(NamedTuple):
         return not self.reset_prefix_cache or self.pause_mode != "abort"
 
     @property
-    def builtin_client(self) -> str | None:
-        """`deferred` or `pinned`; None for a client whose arithmetic only a simulation shows."""
-        client = self.sut.removeprefix("reference:")
-        return client if client in CLIENTS and client != self.sut else None
+    def builtin_client(self) -> Client | None:
+        """None for a client whose arithmetic only a simulation shows."""
+        match self.sut:
+            case "reference:deferred":
+                return "deferred"
+            case "reference:pinned":
+                return "pinned"
+        return None
 
 
-def parse(text: str) -> Policy:
+def parse(text: str) -> Variant:
     """A client of `CLIENTS` or any SUT's name, with `MODIFIERS` after a `+`; modifiers alone are put on `pinned`."""
     words = text.split("+")
     client = _BASE if words[0] in MODIFIERS else words.pop(0)
     for word in words:
         if word not in MODIFIERS:
-            raise PolicyError(f"policy {text!r}: unknown {word!r}; after + come {', '.join(MODIFIERS)}")
-    for one, other in _EXCLUSIVE + tuple((mode, "partial-off") for mode in _ABORTS_NOTHING):
+            raise VariantError(f"policy {text!r}: unknown {word!r}; after + come {', '.join(MODIFIERS)}")
+    for one, other in _EXCLUSIVE:
         if one in words and other in words:
-            raise PolicyError(f"policy {text!r}: {one} and {other} exclude each other")
+            raise VariantError(f"policy {text!r}: {one} and {other} exclude each other")
     is_sut = client == "verl" or ":" in client
     if client not in CLIENTS and not is_sut:
         known = ", ".join([*CLIENTS, *MODIFIERS])
-        raise PolicyError(
+        raise VariantError(
             f"unknown policy {text!r}; known are {known}, joined with +, or a SUT in the client's place (verl, "
             f"MODULE:FACTORY)"
         )
     if client.partition(":")[0] == "verl" and "not-sticky" in words:
-        raise PolicyError(
+        raise VariantError(
             f"policy {text!r}: verl drives its own balancer, which is sticky; not-sticky needs another one"
         )
     sut = client if is_sut else f"reference:{client}"
-    return Policy(
+    return Variant(
         text,
         sut,
         partial_rollout="partial-off" not in words,

@@ -1,6 +1,8 @@
 """The report of a world: from the overrun's, a reader who has never seen the code names the cause."""
 
 import asyncio
+import dataclasses
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,21 +10,22 @@ import pytest
 from sim import corpus
 from sim.case import Budget, Case, ClientView, Limit, Schedule, Session
 from sim.faults import AbortAll, AfterSent, AfterTokens, AtTime, WeightUpdate
-from sim.invariants import Violation, judge
-from sim.report import explain
+from sim.invariants.judging import Findings, Firings
+from sim.invariants.violation import Violation
+from sim.report.spelled import schedule_line, spelled_fault, spelled_grant
+from sim.report.world import as_json, find_report, world_report
 from sim.search.campaign import Find
 from sim.sut.reference.client import PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut, sut_of
+from sim.verdicts import Judged, judged
 from sim.world import run_world
 
 CORPUS = Path(__file__).parents[2] / "properties" / "corpus"
 
 
 def report(case, name="reference:deferred"):
-    sut = load_sut(name)
-    trace = run_world(case, sut)
-    return explain.world_report(case, sut, trace, judge(case, trace))
+    return world_report(judged(case, load_sut(name)))
 
 
 def test_the_overrun_of_verl_is_spelled_out():
@@ -61,13 +64,13 @@ def turn_of(case, name=CLEAN):
     ],
 )
 def test_a_grant_says_why(case, spelled):
-    assert explain.spelled_grant(case, turn_of(case).attempts[0]) == spelled
+    assert spelled_grant(case, turn_of(case).attempts[0]) == spelled
 
 
 def test_a_grant_of_one_where_nothing_was_left_is_raised():
     case = Case(Budget(4, 10, 64), (Session(4, limit=Limit("max_tokens", 0)),))
     attempt = turn_of(case, "reference:asks-for-nothing").attempts[0]
-    assert explain.spelled_grant(case, attempt) == "1 = max_tokens 0, raised to 1"
+    assert spelled_grant(case, attempt) == "1 = max_tokens 0, raised to 1"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +82,7 @@ def test_a_grant_of_one_where_nothing_was_left_is_raised():
     ],
 )
 def test_faults_in_words(fault, spelled):
-    assert explain.spelled_fault(fault) == spelled
+    assert spelled_fault(fault) == spelled
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ def test_faults_in_words(fault, spelled):
     ],
 )
 def test_what_the_schedule_has_to_do_with_it(schedule, line):
-    assert explain.schedule_line(Case(Budget(4, 10, 64), (Session(4),), schedule=schedule)) == line
+    assert schedule_line(Case(Budget(4, 10, 64), (Session(4),), schedule=schedule)) == line
 
 
 def test_many_turns_are_cut_and_those_in_violation_come_first():
@@ -111,14 +114,16 @@ def test_a_fault_that_did_not_fire_says_so():
 
 def test_a_find_that_does_not_show_itself_again_is_reported_as_it_was_seen():
     case = Case(Budget(4, 10, 64), (Session(4),))
-    text = explain.find_report(load_sut(CLEAN), Find("D1", "two runs differ", case))
+    text = find_report(judged(case, load_sut(CLEAN)), Find("D1", "two runs differ", case), set())
     assert text.endswith("D1 violated: The same case gives the same digest.\n  two runs differ")
 
 
 def test_as_json_has_the_digest_and_the_attempts():
     case, sut = Case(Budget(4, 10, 64), (Session(4),)), load_sut(CLEAN)
     trace = run_world(case, sut)
-    data = explain.as_json(sut, trace, [Violation("B1", "much", 0)])
+    findings = Findings(events=len(trace.events), end=trace.end)
+    findings.add([Violation("B1", "much", 0)])
+    data = as_json(Judged(case, sut, trace, findings, (), 0))
     assert (data["digest"], data["events"]) == (trace.digest(), len(trace.events))
     assert data["attempts"][0]["grant_tokens"] == data["attempts"][0]["decoded_tokens"] == 10
     assert data["violations"] == [{"invariant": "B1", "message": "much", "session": 0}]
@@ -147,8 +152,7 @@ class RetryingClient(PinnedClient):
 
 def report_of(client, case):
     sut = sut_of("mine", lambda context: client(context.config, context.balancer))
-    trace = run_world(case, sut)
-    return explain.world_report(case, sut, trace, judge(case, trace))
+    return world_report(judged(case, sut))
 
 
 ONE = Case(Budget(4, 10), (Session(4),))
@@ -169,7 +173,7 @@ def test_what_the_balancer_raised_is_not_put_on_the_client():
             raise RuntimeError("closed")
 
     sut = sut_of("mine", lambda context: PinnedClient(context.config, context.make_balancer(Closed)))
-    text = explain.world_report(ONE, sut, run_world(ONE, sut), [])
+    text = world_report(judged(ONE, sut))
     assert "the client's call was cut: error (RuntimeError: closed)" in text
     assert "your client raised" not in text
 
@@ -273,9 +277,18 @@ def test_one_origin_of_exceptions_is_told_once():
     failing = sut_of("failing", lambda context: Failing(context.config, context.balancer))
     told = set()
     finds = [Find(number, "", Case(Budget(4, 10), (Session(2),))) for number in ("A9", "A1")]
-    first, second = (explain.find_report(failing, find, told) for find in finds)
+    first, second = (find_report(judged(find.case, failing), find, told) for find in finds)
     assert "raise KeyError(request_id)" in first
     assert "raise KeyError(request_id)" not in second
     assert second.startswith(
         "your client raised KeyError: 'session-0' (session 0 turn 0)\n  from the same place as above"
     )
+
+
+def test_a_large_world_tells_what_went_wrong_when_faults_fired():
+    case = Case(Budget(8, 10, 64), (Session(2),), (AbortAll(AtTime(0.5), 0), AbortAll(AtTime(0.7), 0)), repeat=2)
+    run = judged(case, load_sut(CLEAN))
+    firings = {0: Firings(3, 5, Counter({"RuntimeError: no room": 2})), 1: Firings(1, 5)}
+    text = world_report(dataclasses.replace(run, findings=Findings(faults=firings)))
+    assert "0.5 s (2 of 3 times RuntimeError: no room)\n" in text
+    assert "0.7 s\n" in text

@@ -1,42 +1,81 @@
-"""`rollcage waste`: exit 0 compared, 2 unusable arguments, 130 interrupted (with what there is).
+"""The options of `rollcage waste`."""
 
-The options alone, so that `rollcage --help` answers at once; `sim.waste.run` does the work.
-"""
-
-import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from sim.cli.durations import Seconds
+from sim.cli.options import DIALECT, Seconds, plugins
 from sim.schema import MAX_TIME_S, MAX_TOKENS
-from sim.waste import policies
+from sim.waste import variants
 from sim.waste.loads import DEFAULT_COUNT, DEFAULT_LOAD, LOADS, SUFFIXES
 
-UNUSABLE = 2
 _Tokens = click.IntRange(1, MAX_TOKENS)
 
 
-def _group(*options: Callable[..., Any]) -> Callable[..., Any]:
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
+@dataclass(frozen=True)
+class Given:
+    """What was given on the command line; None, or nothing, where an option was not."""
 
-    return decorate
+    variants: tuple[str, ...]
+    updates: tuple[str, ...]
+    prompt_tokens: int | None
+    abort_every_tokens: int | None
+    load: str | None
+    count: int | None
+    spread_s: float | None
+    seed: int
+    source: Path | None
+    prompt_length: int | None
+    response_length: int | None
+    max_model_len: int | None
+    dialect: str | None
+    replicas: int | None
+    token_time_s: float
+    pause_s: float
+    num_gpu_blocks: int | None
+    block_size: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    enable_prefix_caching: bool | None
+    enable_chunked_prefill: bool | None
+    latency: str | None
+    batch: int | None
+    gpus_per_replica: int | None
+    plot: Path | None
+    csv: Path | None
+    as_json: bool
+    simulate: bool
+
+    @property
+    def of_engine(self) -> dict[str, Any]:
+        """Fields of `EngineSettings`: any that is given puts the servers on simulated engines."""
+        named = {name: getattr(self, name) for name in _OF_ENGINE}
+        return {name: value for name, value in named.items() if value is not None}
 
 
-_what_is_compared = _group(
+_OF_ENGINE = (
+    "num_gpu_blocks",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+)
+
+
+_OPTIONS = (
+    # What is compared
     click.option(
         "--policy",
-        "policy_names",
+        "variants",
         multiple=True,
         metavar="NAME",
         help=f"What to compare; repeatable, the first is what the others are held against (default: "
-        f"{', '.join(policies.DEFAULT)}). {', '.join(policies.CLIENTS)} or a SUT (verl, MODULE:FACTORY), with "
-        f"{', '.join('+' + name for name in policies.MODIFIERS)}.",
+        f"{', '.join(variants.DEFAULT)}). {', '.join(variants.CLIENTS)} or a SUT (verl, MODULE:FACTORY), with "
+        f"{', '.join('+' + name for name in variants.MODIFIERS)}.",
     ),
     click.option(
         "--update-every",
@@ -46,26 +85,19 @@ _what_is_compared = _group(
         help="Weight-update interval: in tokens that a running response decodes (2000), or in seconds (60s); "
         "repeatable, and A-B/N for N intervals from A to B.",
     ),
-)
-_one_response = _group(
+    # One response
     click.option("--prompt-tokens", type=_Tokens, metavar="N", help="One response only: the tokens of its prompt."),
     click.option(
         "--abort-every-tokens", type=_Tokens, metavar="N", help="One response only: aborted after every so many tokens."
     ),
-    click.option(
-        "--stops-after", type=_Tokens, metavar="N", help="One response only: where the model stops (default: never)."
-    ),
-)
-_load = _group(
+    # A load
     click.option(
         "--lengths",
-        "load_name",
+        "load",
         metavar="FILE|NAME",
         help=f"Pairs of prompt and response tokens: a file ({', '.join(SUFFIXES)}) or one of "
         f"{', '.join(LOADS)} (default: {DEFAULT_LOAD}).",
     ),
-    click.option("--prompts", metavar="DIST", help="Prompt lengths: 512, uniform:100,900, lognormal:MEAN,SIGMA."),
-    click.option("--responses", metavar="DIST", help="Response lengths as the model would stop by itself."),
     click.option(
         "--count",
         type=click.IntRange(1, 10_000_000),
@@ -79,8 +111,7 @@ _load = _group(
         help="Over how long they arrive, evenly (default: whole update intervals).",
     ),
     click.option("--seed", type=click.IntRange(0, 2**32), metavar="N", default=0, help="Of the draws (0)."),
-)
-_settings = _group(
+    # Settings
     click.option(
         "--from", "source", type=click.Path(path_type=Path), metavar="FILE", help="Settings of a verl config."
     ),
@@ -89,14 +120,8 @@ _settings = _group(
     click.option(
         "--max-model-len", type=_Tokens, metavar="N", help="The context (the larger of 32768 and both lengths)."
     ),
-    click.option("--dialect", type=click.Choice(("vllm", "sglang", "trtllm")), help="Whose grants (vllm)."),
+    click.option("--dialect", type=DIALECT, help="Whose grants (vllm)."),
     click.option("--replicas", type=click.IntRange(1, 1024), metavar="N", help="Servers (the config's, or 1)."),
-    click.option(
-        "--update-mode",
-        type=click.Choice(policies.UPDATE_MODES),
-        default="colocated",
-        help="separate: half of the replicas leave for it.",
-    ),
     click.option(
         "--token-time",
         "token_time_s",
@@ -106,14 +131,6 @@ _settings = _group(
         help="Of a response, however many there are; of a step, on engines (0.01).",
     ),
     click.option(
-        "--prefill-time",
-        "prefill_s",
-        type=Seconds(0, 1000),
-        metavar="SECONDS",
-        default=0.0,
-        help="Of an attempt; of a step that computes prompts, on engines (0).",
-    ),
-    click.option(
         "--pause",
         "pause_s",
         type=Seconds(0, 1e5),
@@ -121,8 +138,7 @@ _settings = _group(
         default=1.0,
         help="How long a weight update takes (1).",
     ),
-)
-_engine = _group(
+    # Engines
     click.option(
         "--num-gpu-blocks-override",
         "num_gpu_blocks",
@@ -136,8 +152,7 @@ _engine = _group(
     click.option("--max-num-batched-tokens", type=_Tokens, metavar="N", help="Tokens that a step computes (8192)."),
     click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None, help="(on)"),
     click.option("--enable-chunked-prefill/--no-enable-chunked-prefill", default=None, help="(on)"),
-)
-_price = _group(
+    # The price
     click.option(
         "--latency",
         metavar="MODEL",
@@ -153,42 +168,17 @@ _price = _group(
         metavar="N",
         help="For GPU-hours (default: the config's, or the roofline's).",
     ),
-)
-_output = _group(
+    # Output
     click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png|svg", help="Draw it (needs matplotlib)."),
-    click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE", help="The rows as CSV."),
+    click.option("--csv", type=click.Path(path_type=Path), metavar="FILE", help="The rows as CSV."),
     click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output."),
     click.option("--simulate", is_flag=True, help="Simulate everything, even where computing it is exact."),
+    plugins,
 )
 
 
-@click.command()
-@_what_is_compared
-@_one_response
-@_load
-@_settings
-@_engine
-@_price
-@_output
-def waste(**given: Any) -> None:
-    """How many decoded tokens are thrown away with these settings, and what would a fix save?
-
-    \b
-    rollcage waste                                      a first answer, on a built-in load
-    rollcage waste --from verl.yaml --lengths mine.csv --update-every 60s
-    rollcage waste --prompt-tokens 136 --abort-every-tokens 2000     one response
-
-    Losses are decoded tokens, each under one name: duplicate, zombie, dropped, overrun, sliced, discarded, in flight.
-    """
-    from sim.waste.run import ERRORS, Options, run
-
-    try:
-        run(Options(given))
-    except ERRORS as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(UNUSABLE)
-    except BrokenPipeError:
-        raise  # whoever read it has enough, which click knows of
-    except OSError as error:
-        click.echo(f"error: {error.filename or 'what was to be written'}: {error.strerror}", err=True)
-        sys.exit(UNUSABLE)
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """All of them, in this order in the help."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command

@@ -1,0 +1,213 @@
+"""`rollcage hunt`: search for worlds that break an invariant."""
+
+import json
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from sim.cli import hunt_outcome
+from sim.cli.exits import FOUND, INTERRUPTED, guarded
+from sim.cli.options import DIALECT, Registered, Seconds, plugins
+from sim.cli.progress import progress_bar
+from sim.cli.suts import DEMONSTRATION, load_suts
+from sim.invariants.kinds import KINDS
+from sim.invariants.table import numbers_of
+from sim.search.campaign import Bounds, Campaign, run_campaign
+from sim.search.classics import classic_cases
+from sim.search.compare import DIFFERS, against
+from sim.search.strategies import STRATEGIES
+from sim.sut.interface import Sut
+from sim.sut.registry import load_sut
+
+DEMONSTRATION_WORLDS = 1500
+_DEMONSTRATED = "B1"
+_DEFAULT_SECONDS = 10.0
+_MOST_SECONDS = 1e6
+
+
+class _Kind(Registered):
+    """Says where the invariants are looked after that no world can break."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "config":
+            where = "rollcage preflight and properties/test_config.py hold them"
+            self.fail(f"'config': C1, C2 and C3 are about start-up, before there is a world to hunt in; {where}", param)
+        return super().convert(value, param, ctx)
+
+
+@click.command()
+@click.option(
+    "--sut", "names", multiple=True, metavar="NAME", help="What to test; repeatable. Without it: a demonstration."
+)
+@click.option(
+    "--against",
+    "other_name",
+    metavar="NAME",
+    help="Run this SUT on the same worlds and report where the two first differ.",
+)
+@click.option("--kind", "kinds", multiple=True, type=_Kind(lambda: KINDS), help="Which invariants; repeatable.")
+@click.option(
+    "--seconds",
+    type=Seconds(0, _MOST_SECONDS, min_open=True),
+    help="How long to search a SUT (default 10).",
+)
+@click.option("--worlds", type=click.IntRange(1), help="How many worlds instead: the same finds every time.")
+@click.option("--seed", type=click.IntRange(0, 2**32), help="Seed of the search (default: a fresh one, printed).")
+@click.option("--dialect", type=DIALECT, default="vllm", help="Whose grants.")
+@click.option(
+    "--policy", type=click.Choice(("turn", "trajectory")), default="turn", help="What response_length limits."
+)
+@click.option("--turns", "most_turns", type=click.IntRange(1, 3), default=3, help="Most turns of a session.")
+@click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Keep what is found in this folder.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@plugins
+def hunt(
+    names: tuple[str, ...],
+    other_name: str | None,
+    kinds: tuple[str, ...],
+    seconds: float | None,
+    worlds: int | None,
+    seed: int | None,
+    dialect: str,
+    policy: str,
+    most_turns: int,
+    save: Path | None,
+    as_json: bool,
+) -> None:
+    """Search for worlds that break an invariant, and shrink them.
+
+    Exit code 0: nothing found (in the demonstration: the bad client was caught, the good one is clean); 1: found, or
+    with --against a difference (in the demonstration: not as it should be); 2: unusable arguments.
+    SUT names: reference:pinned, reference:deferred and the other planted bugs, verl, verl:plain, MODULE:FACTORY.
+    """
+    if seconds is not None and worlds is not None:
+        raise click.UsageError("--seconds and --worlds exclude each other")
+    demonstration = not names
+    if demonstration:
+        if other_name is not None:
+            raise click.UsageError("--against needs --sut")
+        names, kinds, most_turns = DEMONSTRATION, kinds or ("budget",), 1
+        seed = 0 if seed is None else seed
+    if seconds is None and worlds is None:
+        worlds, seconds = (DEMONSTRATION_WORLDS, None) if demonstration else (None, _DEFAULT_SECONDS)
+    if save is not None:
+        _make_folder(save)
+    if seed is None:
+        seed = secrets.randbelow(2**32)
+    options = {"dialect": dialect, "policy": policy, "most_turns": most_turns}
+    campaigns: list[Campaign] = []
+    with guarded(), _Stopping() as stopping:
+        suts = load_suts(names)
+        other = None if other_name is None else load_sut(other_name)
+        search = _Search(kinds or KINDS, seed, Bounds(worlds, seconds), options, other, lambda: stopping.asked)
+        for sut in suts:
+            only = _DEMONSTRATED if demonstration and sut.name == DEMONSTRATION[0] else None
+            campaigns.append(search.of(sut, only))
+            if campaigns[-1].interrupted or campaigns[-1].breakdown is not None:
+                break
+    interrupted = any(campaign.interrupted for campaign in campaigns)
+    broken = next((campaign for campaign in campaigns if campaign.breakdown is not None), None)
+    some_found = any(campaign.finds for campaign in campaigns)
+    if (interrupted or broken) and save is None and some_found:
+        save = hunt_outcome.RESCUE_FOLDER
+    with guarded():
+        outcomes = [hunt_outcome.Outcome.of(campaign, save, runs_again=not as_json) for campaign in campaigns]
+        if as_json:
+            text = json.dumps(hunt_outcome.as_json(outcomes, seed))
+        else:
+            text = "\n".join(hunt_outcome.told(outcomes, other, demonstration))
+    if broken is None or some_found:
+        click.echo(text)
+    if broken is not None:
+        sys.exit(hunt_outcome.tell_breakdown(broken, save))
+    if interrupted:
+        sys.exit(INTERRUPTED)
+    caught = {campaign.sut.name: bool(campaign.finds) for campaign in campaigns}
+    as_it_should_be = {name: demonstration and name == DEMONSTRATION[0] for name in caught}
+    sys.exit(0 if caught == as_it_should_be else FOUND)
+
+
+def _make_folder(folder: Path) -> None:
+    """Before a search, not after it: what it finds must have a place."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise click.BadParameter(f"{folder}: cannot be written: {error.strerror}", param_hint="--save") from None
+
+
+class _Stopping:
+    """Ctrl-C asks the search to stop after the world that is running; a second one stops it at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> "_Stopping":
+        self._before = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, _number: int, _frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        click.echo("\nstopping; once more to stop at once", err=True)
+
+
+class _Search(NamedTuple):
+    """How each SUT is searched. `options`: what the strategies vary; `other`: the SUT that it is held against."""
+
+    kinds: Iterable[str]
+    seed: int
+    bounds: Bounds
+    options: dict[str, Any]
+    other: Sut | None
+    stop: Callable[[], bool]
+
+    def of(self, sut: Sut, only: str | None) -> Campaign:
+        """The worlds of each strategy that the kinds need, the bounds shared out among them. `only`: the one invariant
+        to look for."""
+        groups: dict[Callable[..., Any], list[str]] = {}
+        for kind in self.kinds:
+            groups.setdefault(STRATEGIES[kind], []).append(kind)
+        whole = Campaign(sut, self.seed)
+        compare = None if self.other is None else against(self.other)
+        worlds, seconds = self.bounds.worlds, self.bounds.seconds
+        with progress_bar(sut.key, int(1000 * (seconds or 0)) if worlds is None else worlds) as tick:
+
+            def progress(part: Campaign) -> None:
+                tick(1000 * (whole.seconds + part.seconds) if worlds is None else whole.worlds + part.worlds)
+
+            for index, (strategy, kinds) in enumerate(groups.items()):
+                if worlds is None:
+                    share = Bounds(seconds=(seconds or 0) / len(groups))
+                else:
+                    share = Bounds(worlds=(worlds + len(groups) - 1 - index) // len(groups))
+                part = run_campaign(
+                    sut,
+                    strategy(**self.options),
+                    (DIFFERS,) if compare is not None else numbers_of(kinds) if only is None else (only,),
+                    self.seed,
+                    share,
+                    progress,
+                    compare,
+                    stop=self.stop,
+                    classics=classic_cases(kinds, **self.options),
+                )
+                whole.add(part)
+                if part.interrupted or part.breakdown is not None or (compare is not None and part.finds):
+                    break
+        return whole

@@ -1,0 +1,120 @@
+"""What a hunt found: kept in files, told, and as plain data."""
+
+import textwrap
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from sim import corpus
+from sim.case import to_builtins
+from sim.cli.exits import OUR_FAULT, UNUSABLE
+from sim.invariants.table import INVARIANTS
+from sim.report.world import find_report
+from sim.search.campaign import Campaign, Find
+from sim.sut.interface import Sut, SutError
+from sim.verdicts import Judged, judged
+
+RESCUE_FOLDER = Path("found")
+"""Where finds go of a hunt that ended before its time."""
+
+
+class Again(NamedTuple):
+    """A find, run once more if that is needed, and the file that keeps it."""
+
+    find: Find
+    run: Judged | None
+    path: Path | None
+
+
+class Outcome(NamedTuple):
+    """A campaign, and its finds once more."""
+
+    campaign: Campaign
+    finds: Sequence[Again]
+
+    @staticmethod
+    def of(campaign: Campaign, folder: Path | None, *, runs_again: bool) -> "Outcome":
+        """Keeps the finds in a folder, if there is one. `runs_again`: for a report, be they kept or not."""
+        finds = []
+        for find in campaign.finds:
+            run = judged(find.case, campaign.sut) if runs_again or folder is not None else None
+            kept = None if folder is None or run is None else _keep(campaign.seed, find, run, folder)
+            finds.append(Again(find, run, kept))
+        return Outcome(campaign, finds)
+
+
+def _keep(seed: int, find: Find, run: Judged, folder: Path) -> Path:
+    path = folder / corpus.file_name(find.invariant, run.sut.key, corpus.digest_of(find.case))
+    entry = corpus.Entry(
+        origin=f"found by a search, seed {seed}",
+        invariant=find.invariant if find.invariant in INVARIANTS else None,
+        expected={run.sut.key: sorted({violation.invariant for violation in run.violations})},
+        case=find.case,
+    )
+    corpus.write(path, entry)
+    return path
+
+
+def told(outcomes: Sequence[Outcome], other: Sut | None, demonstration: bool) -> Iterator[str]:
+    """For a person. `other`: the SUT that each was held against."""
+    for campaign, finds in outcomes:
+        places: set[str] = set()
+        numbers = ", ".join(find.invariant for find in campaign.finds) or "clean"
+        if other is not None:
+            numbers = f"{'differs from' if finds else 'does the same as'} {other.key}"
+        worlds = f"{campaign.worlds} world{'s' * (campaign.worlds != 1)}"
+        yield f"{campaign.sut.key}: {numbers}  ({worlds}, {campaign.worlds_per_s:.0f}/s, seed {campaign.seed})"
+        if campaign.idle:
+            yield f"warning: {campaign.idle}"
+        for find, run, path in finds:
+            assert run is not None
+            yield "\n" + textwrap.indent(find_report(run, find, places), "  ")
+            yield "" if path is None else f"  kept as {path}\n"
+    if demonstration:
+        yield "The first client leaves the limit to the server; the second pins what is left of the budget."
+        yield "Next: rollcage hunt --sut verl, or --sut MODULE:FACTORY for your own client."
+
+
+def as_json(outcomes: Sequence[Outcome], seed: int) -> dict[str, Any]:
+    campaigns = [outcome.campaign for outcome in outcomes]
+    seconds = sum(campaign.seconds for campaign in campaigns)
+    worlds = sum(campaign.worlds for campaign in campaigns)
+    run = worlds + sum(campaign.shrink_worlds for campaign in campaigns)
+    return {
+        "worlds": worlds,
+        "worlds_per_s": round(run / seconds, 1) if seconds else 0.0,
+        "seed": seed,
+        "suts": {
+            campaign.sut.name: {
+                "key": campaign.sut.key,
+                "worlds": campaign.worlds,
+                "warning": campaign.idle or None,
+                "violations": [
+                    {
+                        "invariant": find.invariant,
+                        "message": find.message,
+                        "case": to_builtins(find.case) if path is None else str(path),
+                    }
+                    for find, _, path in finds
+                ],
+            }
+            for campaign, finds in outcomes
+        },
+    }
+
+
+def tell_breakdown(campaign: Campaign, folder: Path | None) -> int:
+    """What ended a campaign before its time, and the exit code for it. A fault of ours keeps its case."""
+    breakdown = campaign.breakdown
+    assert breakdown is not None
+    if isinstance(breakdown.error, SutError):
+        click.echo(f"error: {breakdown.error}", err=True)
+        return UNUSABLE
+    traceback.print_exception(breakdown.error)
+    path = (folder or RESCUE_FOLDER) / corpus.file_name("fault", campaign.sut.key, corpus.digest_of(breakdown.case))
+    corpus.write(path, corpus.Entry(origin=f"rollcage failed: {breakdown.error!r}", case=breakdown.case))
+    click.echo(f"\nThis is a fault of rollcage, not of {campaign.sut.key}; its case is kept as {path}", err=True)
+    return OUR_FAULT

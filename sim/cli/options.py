@@ -1,0 +1,100 @@
+"""What options of several commands have in common: seconds, names that plugins may add to, and the plugins."""
+
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
+from typing import Any
+
+import click
+
+from sim.cli.exits import unusable
+from sim.registry import RegistrationError, load_plugin
+
+# Seconds
+
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SPELLED = {
+    **dict.fromkeys(("sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(("min", "mins", "minute", "minutes"), "m"),
+    **dict.fromkeys(("hr", "hrs", "hour", "hours"), "h"),
+    **dict.fromkeys(("day", "days"), "d"),
+}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]+)")
+
+
+def seconds_of(text: str) -> float | None:
+    """The seconds that a number with a unit stands for (`1m`, `500 ms`, `2 hours`); None where it is none."""
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None:
+        return None
+    scale = _UNITS_S.get(_SPELLED.get(match[2], match[2]))
+    return None if scale is None else float(match[1]) * scale
+
+
+class Seconds(click.FloatRange):
+    """An option in seconds, which is a number without a unit."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        meant_s = seconds_of(value) if isinstance(value, str) else None
+        if meant_s is not None:
+            self.fail(f"{value!r} is not a number of seconds; did you mean {meant_s:.12g}?", param, ctx)
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):  # no range keeps it out
+            self.fail("nan is not a time", param, ctx)
+        return seconds
+
+
+# Plugins
+
+
+def _import(_ctx: click.Context, _param: click.Parameter, modules: tuple[str, ...]) -> None:
+    for module in modules:
+        try:
+            with redirect_stdout(sys.stderr):
+                load_plugin(module)
+        except RegistrationError as error:
+            unusable(f"--{error}")
+
+
+plugins = click.option(
+    "--plugin",
+    multiple=True,
+    metavar="MODULE",
+    is_eager=True,
+    expose_value=False,
+    callback=_import,
+    help="Import this first: it may register what a case can name, invariants and SUTs; repeatable.",
+)
+"""Eager, so that the other options and arguments know what it registers."""
+
+
+class Registered(click.Choice[str]):
+    """A choice of names that plugins may add to: they are asked for when it is made, not when it is declared."""
+
+    def __init__(self, names: Callable[[], Iterable[str]]) -> None:
+        super().__init__(())
+        self._names = names
+
+    def _choice(self) -> click.Choice[str]:
+        return click.Choice(tuple(self._names()))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self._choice().convert(value, param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        return self._choice().get_metavar(param, ctx)
+
+
+def _dialects() -> Iterable[str]:
+    from sim.dialects import DIALECTS
+    from sim.registry import load_installed_plugins
+
+    load_installed_plugins()
+    return DIALECTS
+
+
+DIALECT = Registered(_dialects)

@@ -1,0 +1,24 @@
+"""Which SUTs a command is about."""
+
+from collections.abc import Iterable
+
+from sim.corpus import Entry
+from sim.sut.interface import Sut
+from sim.sut.registry import CLEAN, builtin_names, load_sut
+
+DEMONSTRATION = ("reference:deferred", CLEAN)
+"""The known-bad client and the known-good one."""
+
+
+def load_suts(names: Iterable[str]) -> list[Sut]:
+    return [load_sut(name) for name in names]
+
+
+def suts_with_verdict(entry: Entry) -> list[Sut]:
+    """The built-in SUTs that a kept case has a verdict for, those that violate something first."""
+    known = [name for name in builtin_names() if name in entry.expected]
+    if not known:
+        # A find of one's own client names it; a package's key has a version and is left to --sut.
+        known = [key for key in entry.expected if "==" not in key]
+    known.sort(key=lambda name: not entry.expected[name])
+    return load_suts(known or DEMONSTRATION)

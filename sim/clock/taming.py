@@ -1,0 +1,159 @@
+"""Taming: while a world runs, its clocks show virtual time, and what is global and random draws from its seed.
+
+Replaces private names of CPython's `random`, `threading` and `uuid`, where these keep what they took at import.
+"""
+
+import asyncio
+import functools
+import gc
+import os
+import random
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from sim.clock.loop import VirtualLoop
+from sim.clock.nanoseconds import NS_PER_S
+
+_EPOCH_NS = 1_704_067_200 * NS_PER_S  # time.time() at virtual time 0: 2024-01-01, so that dates look like dates
+_START_THREAD = "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"
+_STREAM = 0x9E3779B97F4A7C15  # keeps the bytes of os.urandom apart from the global random's
+
+_Replacement = tuple[Any, str, Any]
+"""(module or class, name in it, what stands there while a world runs)."""
+
+
+@contextmanager
+def tamed(loop: VirtualLoop, seed: int) -> Iterator[None]:
+    """While a world runs: clocks show virtual time, and every global source of randomness is drawn from the seed.
+
+    Tamed: `time.time`, `monotonic`, `perf_counter` and their `_ns` forms; `os.urandom` and with it `uuid4` and
+    `secrets`; `uuid1`, `uuid6` and `uuid7`; the global `random` and unseeded `random.Random()`; numpy's global state.
+    Garbage collection waits, since finalisers would run at moments that depend on earlier worlds.
+    Refused with a RuntimeError: `time.sleep` (it would block virtual time), threads, a second event loop, nested use.
+    Not tamed, being C code out of reach: `datetime.now()`, `time.localtime()` without an argument.
+    All is restored afterwards; only numpy's cached second normal is dropped.
+
+    uuid4 and secrets are tamed at their root, so a `from uuid import uuid4` made earlier is tamed too; a
+    `from time import time` is not.
+    """
+    from numpy.random import mtrand  # here, not at the top: it takes 0.1 s, and the command line must answer at once
+
+    if isinstance(getattr(os.urandom, "__self__", None), _Entropy):
+        raise RuntimeError("a world is running already; tamed() cannot be nested")
+    generator: random.Random = random._inst  # what random.choice and the rest are bound to
+    replacements = (*_clocks(loop), *_randomness(seed, generator), *_refusals())
+    saved = [getattr(owner, name) for owner, name, _ in replacements]
+    saved_random = generator.getstate()
+    saved_bits = mtrand.get_bit_generator()
+    collecting = gc.isenabled()
+    try:
+        gc.disable()
+        for owner, name, value in replacements:
+            setattr(owner, name, value)
+        generator.seed(seed)
+        mtrand.set_bit_generator(_bit_generator())
+        mtrand.seed(seed % 2**32)
+        yield
+    finally:
+        for (owner, name, _), value in zip(replacements, saved, strict=True):
+            setattr(owner, name, value)
+        generator.setstate(saved_random)
+        mtrand.set_bit_generator(saved_bits)
+        if collecting:
+            gc.enable()
+
+
+def _clocks(loop: VirtualLoop) -> tuple[_Replacement, ...]:
+    def now_ns() -> int:
+        return loop.now_ns
+
+    def wall() -> float:
+        return (_EPOCH_NS + loop.now_ns) / NS_PER_S
+
+    def wall_ns() -> int:
+        return _EPOCH_NS + loop.now_ns
+
+    return (
+        (time, "time", wall),
+        (time, "time_ns", wall_ns),
+        (time, "monotonic", loop.time),
+        (time, "monotonic_ns", now_ns),
+        (time, "perf_counter", loop.time),
+        (time, "perf_counter_ns", now_ns),
+    )
+
+
+class _Entropy:
+    """The bytes of os.urandom. The generator is made at the first call: most worlds never ask."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generator: random.Random | None = None
+
+    def draw_bytes(self, size: int, /) -> bytes:
+        if self._generator is None:
+            self._generator = random.Random(self._seed ^ _STREAM)
+        return self._generator.randbytes(size)
+
+
+def _randomness(seed: int, generator: random.Random) -> tuple[_Replacement, ...]:
+    draw_bytes = _Entropy(seed).draw_bytes
+    original_seed = random.Random.seed
+
+    def seed_random(generator: random.Random, a: Any = None, version: int = 2) -> None:
+        original_seed(generator, int.from_bytes(draw_bytes(32), "big") if a is None else a, version)
+
+    return (
+        (os, "urandom", draw_bytes),
+        (random, "_urandom", draw_bytes),  # SystemRandom's, and so that of secrets
+        (random, "seed", functools.partial(seed_random, generator)),
+        (random.Random, "seed", seed_random),
+        *_UUID,
+    )
+
+
+_UUID: tuple[_Replacement, ...] = (
+    (uuid, "_generate_time_safe", None),  # uuid1 then takes the time from time.time_ns
+    (uuid, "_node", 0x02_00_00_00_00_01),  # the "network address" in it: locally administered, nobody's
+    # The last time that each of uuid1, uuid6 and uuid7 has given; it gives none before it.
+    *((uuid, name, 0) for name in vars(uuid) if name.startswith("_last_")),
+)
+
+
+@functools.cache
+def _bit_generator() -> Any:
+    """numpy's global generator while a world runs. Making one takes 80 µs, reseeding 1 µs: it is kept and reseeded."""
+    from numpy.random import MT19937
+
+    return MT19937(0)
+
+
+def _refusals() -> tuple[_Replacement, ...]:
+    home = threading.get_ident()  # other threads, say a progress bar's, may sleep and start threads as they like
+    original_sleep = time.sleep
+    original_start = getattr(threading, _START_THREAD)
+
+    def sleep(seconds: float, /) -> None:
+        if threading.get_ident() == home:
+            raise RuntimeError(f"time.sleep({seconds!r}) in a world: it would block virtual time; use asyncio.sleep")
+        original_sleep(seconds)
+
+    def start_thread(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == home:
+            raise RuntimeError("a thread was started in a world, where no seed could reproduce it; use to_thread")
+        return original_start(*args, **kwargs)
+
+    def new_event_loop() -> NoReturn:
+        raise RuntimeError("a second event loop in a world: asyncio.run would wait in real time for virtual clocks")
+
+    return (
+        (time, "sleep", sleep),
+        (threading, _START_THREAD, start_thread),
+        (asyncio, "new_event_loop", new_event_loop),
+        (asyncio.events, "new_event_loop", new_event_loop),  # asyncio.run's
+    )

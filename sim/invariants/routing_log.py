@@ -1,0 +1,115 @@
+"""What the messages to a balancer show, one by one: choices among replicas, and counts, that no rule allows."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from sim.case import Case
+from sim.events import Message
+from sim.invariants.balancer_truth import Acquire, BalancerTruth
+from sim.invariants.violation import Violation
+from sim.trace import Role
+
+
+class Choices:
+    """Free choices of a replica among several that were equally and least loaded, counted."""
+
+    def __init__(self, replicas: int) -> None:
+        self.total = 0
+        self.chosen = [0] * replicas
+        self.offered: list[Counter[int]] = [Counter() for _ in range(replicas)]
+        """For each replica, how often it was among how many equals."""
+
+    def add(self, replica: int, equals: Collection[int]) -> None:
+        self.total += 1
+        self.chosen[replica] += 1
+        for each in equals:
+            self.offered[each][len(equals)] += 1
+
+
+@dataclass(slots=True)
+class RoutingLog:
+    """What was found. `found`: by invariant, of R1, R2 and R5 what is new since sessions were last judged, and of R3
+    the first wrong count of the run. `unreleased`: at the end of the run, the requests that are, with their replica."""
+
+    choices: Choices
+    found: dict[str, list[Violation]] = field(default_factory=lambda: {"R1": [], "R2": [], "R3": [], "R5": []})
+    unreleased: list[tuple[int, Acquire]] = field(default_factory=list)
+
+    def forget_judged(self) -> None:
+        """Lets go of what was new."""
+        for number in ("R1", "R2", "R5"):
+            self.found[number].clear()
+
+
+class RoutingWatch:
+    """Follows the messages in the order in which the balancer handled them, and keeps the log."""
+
+    def __init__(self, case: Case) -> None:
+        self.truth = BalancerTruth(case.replicas)
+        self.log = RoutingLog(Choices(case.replicas))
+        self._sticky_router = case.router.sticky
+
+    def handle(self, message: Message, role: Role | None) -> None:
+        """Takes the next message; `role` as in `BalancerTruth.handle`."""
+        truth, number = self.truth, self.truth.num_messages
+        if role == "acquire" and message.error is None and message.session is not None and message.replicas:
+            self._look_at_choice(number, message.session, message.replicas[0])
+        truth.handle(message, role)
+        if message.loads is not None and not self.log.found["R3"]:
+            exact = truth.lowest == truth.highest == list(message.loads)
+            if not (exact and message.total == sum(truth.highest)):
+                wrong = self._miscount(message.loads, message.total)
+                if wrong:
+                    self._find("R3", f"after message {number} ({message.kind}) {wrong}", message.session, number)
+
+    def _find(self, invariant: str, text: str, session: int | None, number: int) -> None:
+        self.log.found[invariant].append(Violation(invariant, text, session, number))
+
+    def _look_at_choice(self, number: int, session: int, replica: int) -> None:
+        """Whether a session may be sent to a replica, as things stand before it is."""
+        truth = self.truth
+        known = truth.session_replica.get(session)
+        if replica not in truth.registered:
+            text = f"session {session} was sent to replica {replica}, which had been removed"
+            self._find("R5", text, session, number)
+        elif replica == known:
+            pass  # who stays where it was has not chosen, or has chosen well
+        elif self._sticky_router and truth.is_bound(session):
+            text = f"session {session} was on replica {known}, which lives, and was sent to replica {replica}"
+            self._find("R2", text, session, number)
+        else:
+            self._look_at_free_choice(number, session, replica, could_stay=known in truth.registered)
+
+    def _look_at_free_choice(self, number: int, session: int, replica: int, could_stay: bool) -> None:
+        registered, lowest, highest = self.truth.registered, self.truth.lowest, self.truth.highest
+        most_allowed = min([highest[each] for each in registered])
+        if lowest[replica] > most_allowed:
+            shown = ", ".join(f"{each}: {highest[each]}" for each in sorted(registered))
+            text = (
+                f"session {session} was sent to replica {replica} with {lowest[replica]} requests in flight "
+                f"while the least was {most_allowed} (by replica {shown})"
+            )
+            self._find("R1", text, session, number)
+        if not could_stay and all(lowest[each] == highest[each] for each in registered):
+            equals = [each for each in registered if lowest[each] == most_allowed]
+            if len(equals) > 1 and replica in equals:
+                self.log.choices.add(replica, equals)
+
+    def _miscount(self, loads: Sequence[int | None], total: int | None) -> str:
+        """How the counts that the balancer shows differ from the true ones; empty where they do not."""
+        least_total = most_total = 0
+        for replica, shown in enumerate(loads):
+            low, high = self.truth.lowest[replica], self.truth.highest[replica]
+            if type(shown) is not int:
+                continue  # not registered, or shown in a way of the balancer's own
+            least_total += low
+            most_total += high
+            if not low <= shown <= high:
+                truth = str(low) if low == high else f"{low} to {high}"
+                return (
+                    f"the balancer counts {shown} requests on replica {replica}; {truth} are acquired and not released"
+                )
+        if type(total) is int and not least_total <= total <= most_total:
+            return f"get_total_inflight is {total}; {most_total} requests are acquired and not released"
+        return ""
