@@ -38,7 +38,7 @@ class Dialect:
 
     Refusals: a room below `least_room` (None: never); an explicit limit below `least_limit` (None: it is clamped), or
     one that exceeds what the context holds beside the prompt, where `refuses_beyond_context`. `unknown_keys` are
-    spellings that raise TypeError where they are left in the params. `null_is_no_limit`: a limit of null asks for all the
+    spellings that raise TypeError where they are left in the params. `null_is_no_limit`: a limit of null asks for the
     room; or else it is an error.
 
     `stop_reasons`: what the client is told for the way in which its request ended.
