@@ -36,8 +36,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if self.invariant is not None:
             named.append(self.invariant)
         for number in named:
-            if number not in INVARIANTS:
-                raise CaseError(f"unknown invariant {number!r}; known are {', '.join(INVARIANTS)}")
+            if INVARIANTS.find(number) is None:
+                raise CaseError(INVARIANTS.unknown(number))
 
 
 class Replay(msgspec.Struct, frozen=True):
