@@ -61,7 +61,7 @@ def mutated(source: str, number: int) -> ast.Module:
 
 def _text(slot: Slot) -> str:
     container, key = slot
-    lines = ast.unparse(container[key]).splitlines()
+    lines = ast.unparse(container[key]).strip().splitlines()
     return lines[0] if len(lines) == 1 else f"{lines[0]} …"
 
 

@@ -36,11 +36,13 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "mutation.md"
 
 TARGETS: dict[str, tuple[str, ...]] = {
+    "sim/invariants/config.py": ("properties/test_config.py",),
     "sim/invariants/**/*.py": (),
-    "sim/budget.py": ("tests/invariants/test_budget.py", "tests/invariants"),
+    "sim/budget.py": ("tests/test_budget.py", "tests/invariants"),
     "sim/dialects/**/*.py": (),
 }
-"""What is mutated → tests that concern it besides those that mirror it."""
+"""What is mutated, and the tests that concern it: those that mirror it where none are named. The first pattern that a
+file matches holds."""
 
 FIRST_PAGE = """# Mutants of the invariants and the budget
 
@@ -99,15 +101,29 @@ class _Finder(MetaPathFinder):
         return spec_from_file_location(fullname, file, loader=self.loader, submodule_search_locations=inside)
 
 
-def concerned_tests(file: str, more: Sequence[str] = ()) -> list[str]:
-    """The tests that mirror a file of sim/, its own first, then its room's; then more."""
+def mirroring_tests(file: str) -> list[str]:
+    """The tests that mirror a file of sim/: its own, then all of its room's."""
     *rooms, stem = Path(file).with_suffix("").parts[1:]
     folder = Path("tests", *rooms)
     own = folder / f"test_{stem}.py"
-    candidates = [own, folder, *map(Path, more)] if rooms else [own, *map(Path, more)]
-    found = [path.as_posix() for path in dict.fromkeys(candidates) if (ROOT / path).exists()]
+    return [path.as_posix() for path in ([own, folder] if rooms else [own])]
+
+
+def targets(files: Sequence[str]) -> dict[str, list[str]]:
+    """These files, or all of TARGETS, with the tests that concern each."""
+    chosen: dict[str, Sequence[str]] = {}
+    for pattern, named in TARGETS.items():
+        for path in sorted(ROOT.glob(pattern)):
+            chosen.setdefault(path.relative_to(ROOT).as_posix(), named)
+    if files:
+        chosen = {file: chosen.get(file, ()) for file in files}
+    return {file: existing(file, named or mirroring_tests(file)) for file, named in sorted(chosen.items())}
+
+
+def existing(file: str, tests: Sequence[str]) -> list[str]:
+    found = [test for test in tests if (ROOT / test).exists()]
     if not found:
-        raise SystemExit(f"no tests mirror {file}")
+        raise SystemExit(f"{file} has no tests: {', '.join(tests)} are not there")
     return found
 
 
@@ -195,17 +211,9 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     os.chdir(ROOT)
-    if arguments.files:
-        tests = {file: concerned_tests(file) for file in arguments.files}
-    else:
-        tests = {
-            file.relative_to(ROOT).as_posix(): concerned_tests(file.relative_to(ROOT).as_posix(), more)
-            for pattern, more in TARGETS.items()
-            for file in sorted(ROOT.glob(pattern))
-        }
     reasons = reasons_in(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
     outcomes = []
-    for file, concerned in tests.items():
+    for file, concerned in targets(arguments.files).items():
         begun = time.monotonic()
         outcome = survivors_of(file, concerned, arguments.workers)
         outcomes.append(outcome)
