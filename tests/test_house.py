@@ -307,6 +307,20 @@ def test_docs_import_public_names_alone():
     fail_with(wrong)
 
 
+def test_pages_name_files_that_are_there():
+    wrong = []
+    for page in sorted(ROOT.glob("*.md")):
+        named = re.findall(
+            r"`((?:sim|tests|properties|docs|gpu_checks|\.ci)/[\w./*-]*)`", page.read_text(encoding="utf-8")
+        )
+        wrong += [
+            f"{page.name}: {path}"
+            for path in dict.fromkeys(named)
+            if "NAME" not in path and not any(ROOT.glob(path.rstrip("/")))
+        ]
+    fail_with(wrong)
+
+
 def test_all_names_exist():
     wrong = []
     for name, file in MODULES.items():
