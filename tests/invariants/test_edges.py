@@ -3,10 +3,13 @@
 What is here kills mutants (docs/mutation.md) that the tests of whole worlds let live.
 """
 
+from types import SimpleNamespace
+
 import pytest
 
 from sim.case import Budget, Case, ClientView, Limit, Session, Transport
 from sim.invariants import judge, numbers_of
+from sim.invariants.harness import check_same_digest
 from sim.trace import (
     Cancelled,
     Decoded,
@@ -297,6 +300,16 @@ def test_v1_where_no_session_is_left_names_none():
     trace = trace_of(ONE, SessionEnded(0, 0, "ok", 0, 0), reason="livelock")
     (violation,) = judge(ONE, trace, ["V1"])
     assert (violation.message, violation.session) == ("livelock at 0 s with 0 sessions open (none)", None)
+
+
+def test_d1_where_two_runs_differ_in_what_is_kept_no_longer():
+    """A trace that is judged while it runs keeps its last event alone, and the digest of all of them."""
+    first, again = (
+        SimpleNamespace(events=[WorldEnded(0, "done")], digest=lambda digest=digest: digest) for digest in "ab"
+    )
+    (violation,) = check_same_digest(first, again)
+    assert violation.message == "two runs of the same case have the digests a and b"
+    assert check_same_digest(first, first) == []
 
 
 def test_kinds_choose_their_invariants():

@@ -112,7 +112,7 @@ def _edits(node: ast.AST, function: str, parent: Slot | None) -> Iterator[_Edit]
 
 def _slots(node: ast.AST) -> Iterator[Slot]:
     for field, value in ast.iter_fields(node):
-        if field in _ANNOTATIONS:
+        if field in _ANNOTATIONS or (field == "keywords" and isinstance(node, ast.ClassDef)):
             continue
         if isinstance(value, list):
             yield from ((value, index) for index, each in enumerate(value) if isinstance(each, ast.AST))

@@ -36,7 +36,6 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "mutation.md"
 
 TARGETS: dict[str, tuple[str, ...]] = {
-    "sim/invariants/config.py": ("properties/test_config.py",),
     "sim/invariants/**/*.py": (),
     "sim/budget.py": ("tests/test_budget.py", "tests/invariants"),
     "sim/dialects/**/*.py": (),

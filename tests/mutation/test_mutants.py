@@ -45,7 +45,7 @@ def test_what_is_changed(source, expected):
         "def f(a: int = 3) -> 'x < y': ...",
         "a: Literal[3]",
         "from a import b",
-        "@f(3)\nclass A: ...",
+        "@f(3)\nclass A(B, frozen=True): ...",
     ],
 )
 def test_what_is_left_alone(source):
