@@ -16,7 +16,7 @@ Slot = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Mutant:
-    """`number` among those of its module; `function` is the qualified name of what it is in, empty at the top."""
+    """`number` among those of its module; `function` is the qualified name of what it is in, `module` at the top."""
 
     number: int
     line: int
@@ -32,7 +32,7 @@ class _Edit:
     slot: Slot
     new: ast.AST
     shown: Slot
-    """Where to look at it: a number alone says little, so for one it is what it stands in."""
+    """What to show of it: a number alone says little, so for one it is what that stands in."""
 
 
 def mutants_of(source: str) -> list[Mutant]:
@@ -44,7 +44,7 @@ def mutants_of(source: str) -> list[Mutant]:
         old, container[key] = container[key], edit.new
         after = _text(edit.shown)
         container[key] = old
-        found.append(Mutant(number, edit.line, edit.function, before, after))
+        found.append(Mutant(number, edit.line, edit.function or "module", before, after))
     return found
 
 
@@ -104,7 +104,7 @@ def _edits(node: ast.AST, function: str, parent: Slot | None) -> Iterator[_Edit]
         if isinstance(child, _LEFT_ALONE) or _is_text(child):
             continue
         line = getattr(child, "lineno", getattr(node, "lineno", 0))
-        small = isinstance(child, ast.Constant) and isinstance(node, ast.expr)
+        small = isinstance(child, ast.Constant) and isinstance(node, ast.expr | ast.Assign | ast.AugAssign | ast.Return)
         for new in _instead(child):
             yield _Edit(line, function, slot, new, parent if small and parent else slot)
         yield from _edits(child, function, slot)

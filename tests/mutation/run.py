@@ -4,9 +4,9 @@
     python -m tests.mutation.run sim/search/shrink.py       # these files alone, told and not written down
 
 Each mutant lives in a process of its own, forked from one that has loaded pytest and nothing of sim; it is killed when
-a test fails or takes for ever. Takes about ten minutes on two cores, so it is a script and no part of CI. Exit code 1
-where a mutant survives of which docs/mutation.md does not say why: kill it with a test, or, if nothing that anybody
-could see is different, write the reason behind it there. Reasons are kept from one run to the next.
+a test fails or takes for ever. All of them take about twenty minutes of two idle cores, so this is a script and no part
+of CI. Exit code 1 where a mutant survives of which docs/mutation.md does not say why: kill it with a test, or, if
+nothing that anybody could see is different, write the reason behind it there. Reasons are kept from run to run.
 """
 
 import argparse
