@@ -8,7 +8,7 @@ import pytest
 
 if TYPE_CHECKING:
     from sim.search.campaign import Find
-    from sim.sut.interface import Sut
+    from sim.sut.framework import Sut
 
 CORPUS = Path(__file__).parent / "corpus"
 

@@ -17,7 +17,7 @@ import msgspec
 from sim.case import Case, loads, to_builtins
 from sim.invariants.table import INVARIANTS
 from sim.schema import CaseError, explained, plain_json
-from sim.sut.interface import Sut
+from sim.sut.framework import Sut
 from sim.sut.registry import CLEAN
 from sim.verdicts import judged
 
