@@ -8,21 +8,18 @@ Times are seconds of virtual time, lengths are tokens. `UNSET` (the field is abs
 
 import functools
 import operator
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from sim.dialects import DIALECTS, LIMIT_KEYS, Dialect
-from sim.engine.config import EngineConfig
-from sim.engine.latency import Affine, Constant, Fitted, Latency, Roofline
+from sim.dialects import LIMIT_KEYS
 from sim.faults import FAULTS, Fault
 from sim.migrations import FORMAT, migrated
 from sim.registry import load_installed_plugins
 from sim.schema import (
     MAX_REPEAT,
     MAX_REPLICAS,
-    MAX_TOKENS,
     CaseError,
     Data,
     Index,
@@ -33,8 +30,34 @@ from sim.schema import (
     explained,
     plain_json,
 )
-from sim.startup.batch import check_batch
-from sim.startup.kv_pool import blocks_needed, fit_pool
+from sim.settings import USUAL_ENGINE, EngineSettings, FittedLatency, LatencyModel, RooflineLatency, ServerSettings
+
+__all__ = [
+    "Budget",
+    "Case",
+    "CaseError",
+    "ClientView",
+    "EngineSettings",
+    "FittedLatency",
+    "LatencyModel",
+    "Limit",
+    "RooflineLatency",
+    "Router",
+    "Schedule",
+    "ServerSettings",
+    "Session",
+    "Transport",
+    "Turn",
+    "convert",
+    "dumps",
+    "explicit_limit",
+    "from_builtins",
+    "layout",
+    "loads",
+    "params_owner",
+    "prompt_owner",
+    "to_builtins",
+]
 
 
 class ClientView(Data, frozen=True):
@@ -172,7 +195,7 @@ class Case(Data, frozen=True):
                 f"budget.max_position_embeddings ({self.budget.max_position_embeddings})"
             )
         engine = self.server.engine
-        if engine is not None and engine != _USUAL_ENGINE:
+        if engine is not None and engine != USUAL_ENGINE:
             engine.config(context_tokens)
         if self.server.latency is not None:
             if engine is None:

@@ -1,7 +1,7 @@
 """How the replicas of a Case behave: their dialect, their gate, their engine, and how long its work takes."""
 
 import functools
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -58,7 +58,7 @@ class EngineSettings(Data, frozen=True):
         )
 
 
-_USUAL_ENGINE = EngineSettings()
+USUAL_ENGINE = EngineSettings()
 _NUM_GPU_BLOCKS = 32_768
 _MAX_NUM_SEQS = 1024
 
@@ -133,5 +133,3 @@ class ServerSettings(Data, frozen=True):
                 return Fitted(Affine(*(round(part_s * 10**15) for part_s in (fixed_s, scheduled_token_s, kv_token_s))))
             case None:
                 return Constant(round(self.token_time_s * 10**9), round(self.prefill_s * 10**9))
-
-

@@ -18,9 +18,10 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     ("clock", "tokens"),
     ("engine", "startup"),
-    ("schema", "registry", "dialects", "faults"),
+    ("schema", "registry", "migrations", "dialects", "faults"),
+    ("settings",),
     ("case",),
-    ("trace", "ledger", "budget"),
+    ("events", "trace", "ledger", "budget"),
     ("servers", "transport"),
     ("sut",),
     ("world",),
@@ -36,6 +37,12 @@ FLOORS = (
 MOST_LINES = 420
 """Of a file of sim/."""
 
+LONGER = {
+    "sim/engine/engine.py": "a step and its two halves, which share all of their state",
+    "sim/engine/scheduler.py": "one pass of vLLM's scheduler, in the order of its own",
+}
+"""Files that are longer, with the reason."""
+
 FOREIGN_PRIVATES = {
     "sim/clock/": {
         "_args",
@@ -46,6 +53,7 @@ FOREIGN_PRIVATES = {
         "_inst",
         "_log_destroy_pending",
         "_now",
+        "_queue",
         "_run",
         "_set_running_loop",
     },
@@ -338,7 +346,9 @@ def test_all_names_exist():
 
 def test_no_file_is_too_long_to_read():
     lengths = {shown(file): len(file.read_text(encoding="utf-8").splitlines()) for file in SIM}
-    fail_with([f"{path}: {lines} lines" for path, lines in lengths.items() if lines > MOST_LINES])
+    too_long = {path: lines for path, lines in lengths.items() if lines > MOST_LINES}
+    fail_with([f"{path}: {lines} lines" for path, lines in too_long.items() if path not in LONGER])
+    fail_with([f"{path}: no longer too long, yet excused" for path in LONGER if path not in too_long])
 
 
 def test_no_class_name_means_two_things():

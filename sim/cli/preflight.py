@@ -13,10 +13,10 @@ import msgspec
 from sim.cli.exits import FOUND, UNUSABLE
 from sim.preflight import report, scan
 from sim.preflight.check import Verdict, find_model, judge, read_model, read_targets
-from sim.preflight.spelling import CONFIG_ROOT
 from sim.preflight.launch import Launch, PreflightError
 from sim.preflight.launch import Reading as Tree
 from sim.preflight.read_flags import read_words
+from sim.preflight.spelling import CONFIG_ROOT
 from sim.startup.batch import Device
 from sim.startup.model_shape import ModelShape as Model
 
