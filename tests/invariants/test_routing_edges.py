@@ -8,6 +8,7 @@ import pytest
 from sim.case import Budget, Case, Session
 from sim.events import Delivered, Ended, Message, Sent, TurnEnded, TurnStarted, WorldEnded
 from sim.invariants.judging import judge
+from sim.sut.verl.balancer import PROTOCOL
 from sim.trace import Trace
 
 BUDGET = Budget(prompt_length=8, response_length=10, max_model_len=64)
@@ -36,7 +37,7 @@ def remove(*replicas):
 
 def told(*events, replicas=2, sessions=4, outcome="ok"):
     """The violations of these messages, by number. Every session has one turn, and it ended."""
-    trace = Trace(sessions)
+    trace = Trace(sessions, PROTOCOL.roles)
     for session in range(sessions):
         trace.add(TurnStarted(0, session, 0, 2))
     for event in events:
@@ -144,7 +145,7 @@ def test_r4_goes_by_the_exact_chance(chosen, broken):
 
 def test_r7_looks_at_the_attempt_that_the_slot_was_for():
     """Two turns: the second asks for a server three times, and is cancelled in its third attempt."""
-    trace = Trace(1)
+    trace = Trace(1, PROTOCOL.roles)
     attempts = [(0, 0, True), (1, 0, True), (1, 1, True), (1, 2, False)]
     for request, (turn, number, is_answered) in enumerate(attempts):
         if number == 0:
