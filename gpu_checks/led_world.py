@@ -18,10 +18,10 @@ from sim.case import Case, Schedule
 from sim.clock import Order
 from sim.engine import Engine, EngineConfig
 from sim.engine.latency import Constant
+from sim.engine.port import Burst, DecodeEngine, Left, Moment, Stale
 from sim.engine.timed import TimedEngine
-from sim.servers.decode_engine import Burst, DecodeEngine, Left, Moment, Stale
 from sim.servers.port import Instead, MakeServer, RolloutServer, ServerParts
-from sim.sut.interface import Sut
+from sim.sut.framework import Sut
 from sim.trace import Trace
 from sim.transport.wire import TurnInProgress, Wire
 from sim.world import World

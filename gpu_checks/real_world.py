@@ -15,7 +15,7 @@ from sim.clock import NS_PER_S
 from sim.events import WorldEnded
 from sim.servers.port import MakeServer, RolloutServer, ServerParts
 from sim.servers.server import SimulatedServer
-from sim.sut.interface import Sut
+from sim.sut.framework import Sut
 from sim.trace import Trace
 from sim.transport.wire import TurnInProgress, Wire
 from sim.world import World

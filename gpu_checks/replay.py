@@ -14,10 +14,10 @@ from gpu_checks.led_world import LedWorld, roomy_engine
 from gpu_checks.points import Points
 from gpu_checks.real_world import RealLoop, RealWorld
 from sim.case import Case
+from sim.engine.port import DecodeEngine
 from sim.faults import AfterTokens, AtTime, Every, WeightUpdate
-from sim.servers.decode_engine import DecodeEngine
 from sim.servers.server import SimulatedServer
-from sim.sut.interface import Sut
+from sim.sut.framework import Sut
 from sim.trace import Trace
 from sim.world import run_world
 

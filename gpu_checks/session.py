@@ -15,7 +15,7 @@ from gpu_checks.engines import (
 from gpu_checks.real_world import DEFAULT_SPEED, RealLoop
 from gpu_checks.replay import RealReplay, replay
 from sim.case import Case
-from sim.sut.interface import Sut
+from sim.sut.framework import Sut
 
 
 class VllmUnusable(RuntimeError):

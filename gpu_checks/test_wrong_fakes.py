@@ -21,7 +21,7 @@ from sim.events import Ended, Event
 from sim.faults import AbortAll, AfterSent, AfterTokens, WeightUpdate
 from sim.servers.port import Events, Instead, MakeServer, RolloutServer, ServerParts
 from sim.servers.server import SimulatedServer
-from sim.sut.interface import Sut
+from sim.sut.framework import Sut
 from sim.sut.registry import load_sut
 
 # --- the simulated server

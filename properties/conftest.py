@@ -1,8 +1,14 @@
 """The corpus is replayed before anything is searched."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from sim.search.campaign import Find
+    from sim.sut.framework import Sut
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -28,7 +34,7 @@ def _planted_names(metafunc: pytest.Metafunc) -> list[str]:
 
 
 @pytest.fixture
-def gate(named_suts, pytestconfig, request):
+def gate(named_suts: "list[Sut]", pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> Callable[[], None]:
     """Searches the named SUTs (the clean built-in one by default): what is found must be in the corpus."""
     from sim.sut.interface import SutError
     from sim.sut.registry import CLEAN, load_sut
@@ -58,7 +64,9 @@ def gate(named_suts, pytestconfig, request):
 
 
 @pytest.fixture
-def catch(named_suts, pytestconfig, request):
+def catch(
+    named_suts: "list[Sut]", pytestconfig: pytest.Config, request: pytest.FixtureRequest
+) -> "Callable[[str], Find]":
     """Searches a planted bug for its own invariant and returns the find, which a person can read."""
     from sim.case import dumps
     from sim.sut.planted import PLANTED
@@ -69,7 +77,7 @@ def catch(named_suts, pytestconfig, request):
         pytest.skip("planted bugs are searched when no --sut is named")
     skip_other_kinds(pytestconfig, request.module.KIND)
 
-    def run(planted_name: str):
+    def run(planted_name: str) -> "Find":
         planted = PLANTED[planted_name]
         number = planted.invariant
         sut = load_sut(f"reference:{planted_name}")
@@ -88,7 +96,7 @@ WORLDS_TO_CATCH = 3000
 
 
 @pytest.fixture
-def of_wanted_kind(pytestconfig):
+def of_wanted_kind(pytestconfig: pytest.Config) -> Callable[[str | None], None]:
     """Skips what is about an invariant of a kind that --kind leaves out."""
     from sim.invariants.table import INVARIANTS
 

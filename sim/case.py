@@ -8,21 +8,18 @@ Times are seconds of virtual time, lengths are tokens. `UNSET` (the field is abs
 
 import functools
 import operator
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from sim.dialects import DIALECTS, LIMIT_KEYS, Dialect
-from sim.engine.config import EngineConfig
-from sim.engine.latency import Affine, Constant, Fitted, Latency, Roofline
+from sim.dialects import LIMIT_KEYS
 from sim.faults import FAULTS, Fault
 from sim.migrations import FORMAT, migrated
 from sim.registry import load_installed_plugins
 from sim.schema import (
     MAX_REPEAT,
     MAX_REPLICAS,
-    MAX_TOKENS,
     CaseError,
     Data,
     Index,
@@ -33,8 +30,34 @@ from sim.schema import (
     explained,
     plain_json,
 )
-from sim.startup.batch import check_batch
-from sim.startup.kv_pool import blocks_needed, fit_pool
+from sim.settings import USUAL_ENGINE, EngineSettings, FittedLatency, LatencyModel, RooflineLatency, ServerSettings
+
+__all__ = [
+    "Budget",
+    "Case",
+    "CaseError",
+    "ClientView",
+    "EngineSettings",
+    "FittedLatency",
+    "LatencyModel",
+    "Limit",
+    "RooflineLatency",
+    "Router",
+    "Schedule",
+    "ServerSettings",
+    "Session",
+    "Transport",
+    "Turn",
+    "convert",
+    "dumps",
+    "explicit_limit",
+    "from_builtins",
+    "layout",
+    "loads",
+    "params_owner",
+    "prompt_owner",
+    "to_builtins",
+]
 
 
 class ClientView(Data, frozen=True):
@@ -67,128 +90,6 @@ class Budget(Data, frozen=True):
     def client_response_length(self) -> int | float | str | bool | UnsetType | None:
         """response_length as the client's config shows it; `UNSET` where the key is missing."""
         return self.response_length if self.client_view is None else self.client_view.response_length
-
-
-class EngineSettings(Data, frozen=True):
-    """The settings of a replica's engine, under vLLM's names; the defaults are those of verl's rollouts.
-
-    `num_gpu_blocks` counts the null block. Null: as on a GPU with 30 GB to spare for the KV of a 7B model, or what
-    one request of max_model_len needs, if that is more. `max_num_seqs` null: 1024, or `max_num_batched_tokens` where
-    that is fewer, as vLLM lowers it.
-    """
-
-    num_gpu_blocks: Annotated[int, Meta(ge=2, le=MAX_TOKENS)] | None = None
-    block_size: Annotated[int, Meta(ge=1, le=65_536)] = 16
-    max_num_seqs: PositiveTokenCount | None = None
-    max_num_batched_tokens: PositiveTokenCount = 8192
-    enable_chunked_prefill: bool = True
-    enable_prefix_caching: bool = True
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    long_prefill_token_threshold: TokenCount = 0
-    watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-
-    @functools.lru_cache(maxsize=64)  # noqa: B019 - settings are plain data, equal ones share the result
-    def config(self, max_model_len: int) -> EngineConfig:
-        """For an engine; a CaseError for what vLLM would not start with."""
-        limits: dict[str, Any] = {
-            "max_model_len": max_model_len,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
-            "max_num_seqs": self.max_num_seqs or min(_MAX_NUM_SEQS, self.max_num_batched_tokens),
-            "enable_chunked_prefill": self.enable_chunked_prefill,
-            "long_prefill_token_threshold": self.long_prefill_token_threshold,
-        }
-        num_gpu_blocks = self.num_gpu_blocks
-        if num_gpu_blocks is None:
-            num_gpu_blocks = max(_NUM_GPU_BLOCKS, blocks_needed(max_model_len, self.block_size))
-        _, of_pool = fit_pool(max_model_len, self.block_size, num_gpu_blocks)
-        for found in (*of_pool, *check_batch(limits)):
-            if found.level == "refused":
-                raise CaseError(f"server.engine.{found.error}")
-        return EngineConfig(
-            **limits | {"max_model_len": max(2, max_model_len)},
-            num_gpu_blocks=num_gpu_blocks,
-            block_size=self.block_size,
-            enable_prefix_caching=self.enable_prefix_caching,
-            scheduling_policy=self.scheduling_policy,
-            watermark=self.watermark,
-        )
-
-
-_USUAL_ENGINE = EngineSettings()
-_NUM_GPU_BLOCKS = 32_768
-_MAX_NUM_SEQS = 1024
-
-
-class RooflineLatency(Data, frozen=True, tag_field="latency", tag="roofline"):
-    """A step takes what `hardware` needs at its peak for a model's weights, KV and sums; see `sim.engine.latency`."""
-
-    hardware: str
-    model: str
-    tensor_parallel_size: Annotated[int, Meta(ge=1, le=1024)] = 1
-    overhead_s: Seconds = 0.0
-
-
-class FittedLatency(Data, frozen=True, tag_field="latency", tag="fitted"):
-    """A step takes `fixed_s`, and so much for each token that it schedules and for each token in its KV. The figures
-    are those that `sim.engine.latency.Fitted` finds in measurements."""
-
-    fixed_s: Seconds
-    scheduled_token_s: Seconds = 0.0
-    kv_token_s: Seconds = 0.0
-
-
-LatencyModel: TypeAlias = RooflineLatency | FittedLatency
-
-
-class ServerSettings(Data, frozen=True):
-    """How a replica behaves: the dialect of its grants, its gate, its engine, and how long its work takes.
-
-    `submission_gate`: verl 0.9.1's servers park (or reject) what arrives between an abort and its resume;
-    without it the paused engine queues it. `admission_s`: from passing the gate to being in the engine.
-    A step of the engine takes `token_time_s`, and `prefill_s` more if it computes any prompt, unless `latency` says
-    otherwise. `engine` null: there are no steps and no KV, and each request decodes a token each `token_time_s` after
-    `prefill_s`, however many there are.
-    """
-
-    dialect: str = "vllm"
-    submission_gate: bool = True
-    token_time_s: Seconds = 0.01
-    prefill_s: Seconds = 0.0
-    admission_s: Seconds = 0.0
-    engine: EngineSettings | None = EngineSettings()
-    latency: LatencyModel | None = None
-
-    def __post_init__(self) -> None:
-        if self.dialect not in DIALECTS and DIALECTS.find(self.dialect) is None:
-            raise CaseError(f"server.dialect: {DIALECTS.unknown(self.dialect)}")
-
-    @property
-    def rules(self) -> Dialect:
-        """What servers of its dialect do."""
-        return DIALECTS[self.dialect]
-
-    @property
-    def has_gate(self) -> bool:
-        """Whether what arrives during a pause waits in front of the engine."""
-        return self.submission_gate and self.rules.has_gate
-
-    def make_latency(self) -> Latency:
-        """How long the engine's steps take; a CaseError for hardware or a model that is unknown."""
-        match self.latency:
-            case RooflineLatency(hardware, model, tensor_parallel_size, overhead_s):
-                try:
-                    return Roofline(
-                        hardware,
-                        model,
-                        tensor_parallel_size=tensor_parallel_size,
-                        overhead_ns=round(overhead_s * 10**9),
-                    )
-                except ValueError as error:
-                    raise CaseError(f"server.latency: {error}") from None
-            case FittedLatency(fixed_s, scheduled_token_s, kv_token_s):
-                return Fitted(Affine(*(round(part_s * 10**15) for part_s in (fixed_s, scheduled_token_s, kv_token_s))))
-            case None:
-                return Constant(round(self.token_time_s * 10**9), round(self.prefill_s * 10**9))
 
 
 class Router(Data, frozen=True):
@@ -294,7 +195,7 @@ class Case(Data, frozen=True):
                 f"budget.max_position_embeddings ({self.budget.max_position_embeddings})"
             )
         engine = self.server.engine
-        if engine is not None and engine != _USUAL_ENGINE:
+        if engine is not None and engine != USUAL_ENGINE:
             engine.config(context_tokens)
         if self.server.latency is not None:
             if engine is None:

@@ -17,7 +17,7 @@ import msgspec
 from sim.case import Case, loads, to_builtins
 from sim.invariants.table import INVARIANTS
 from sim.schema import CaseError, explained, plain_json
-from sim.sut.interface import Sut
+from sim.sut.framework import Sut
 from sim.sut.registry import CLEAN
 from sim.verdicts import judged
 
@@ -36,8 +36,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if self.invariant is not None:
             named.append(self.invariant)
         for number in named:
-            if number not in INVARIANTS:
-                raise CaseError(f"unknown invariant {number!r}; known are {', '.join(INVARIANTS)}")
+            if INVARIANTS.find(number) is None:
+                raise CaseError(INVARIANTS.unknown(number))
 
 
 class Replay(msgspec.Struct, frozen=True):

@@ -68,7 +68,7 @@ class Admitted(_Event, frozen=True, tag="admitted"):
 
 class Prefilled(_Event, frozen=True, tag="prefilled"):
     """Where the KV of a request's prompt came from, said when the request leaves the engine; see
-    `sim.servers.decode_engine.Prefill`. What a resume computes again is among the computed tokens of later attempts."""
+    `sim.engine.port.Prefill`. What a resume computes again is among the computed tokens of later attempts."""
 
     request: int
     computed_tokens: int

@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar
@@ -36,7 +37,7 @@ class Registry(Generic[Thing]):
         if not name or not name.replace("-", "").replace("_", "").isalnum():
             raise RegistrationError(f"{name!r} is no name for a {self.kind}: letters, digits, - and _ are allowed")
         if self._things.setdefault(name, thing) is not thing:
-            raise RegistrationError(f"there is a {self.kind} {name!r} already")
+            raise RegistrationError(f"the {self.kind} {name!r} is registered already")
         return thing
 
     def find(self, name: str) -> Thing | None:
@@ -61,11 +62,23 @@ class Registry(Generic[Thing]):
     def values(self) -> list[Thing]:
         return list(self._things.values())
 
+    def items(self) -> list[tuple[str, Thing]]:
+        return list(self._things.items())
+
+    @contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """What is added while it lasts is forgotten afterwards: for tests of what a project adds."""
+        before = dict(self._things)
+        try:
+            yield
+        finally:
+            self._things = before
+
     def unknown(self, name: str) -> str:
         """What to say of a name that is not known: the one that may be meant, and all that are."""
         close = difflib.get_close_matches(name, self._things, n=1)
         guess = f" (did you mean {close[0]}?)" if close else ""
-        return f"there is no {self.kind} {name!r}{guess}; known are {', '.join(self._things)}"
+        return f"unknown {self.kind} {name!r}{guess}; known are {', '.join(self._things)}"
 
 
 def import_from_here(module: str) -> ModuleType:

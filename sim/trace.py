@@ -166,7 +166,8 @@ class Digest:
     Hashed are the events in MessagePack, one after the other. Where they are fewer than `WHOLE_EVENTS`, the header of
     an array of so many comes first, so that what is hashed is the MessagePack of the list of events; a longer trace has
     no header, as its length is known too late. Until there are so many, their bytes are kept: some megabytes. An event
-    with an integer of more than 64 bits is a byte string with the event in JSON.
+    with an integer of more than 64 bits is a byte string with the event in JSON. Who waits at the end is left out: it
+    names functions, of ours too.
     """
 
     def __init__(self) -> None:
@@ -178,6 +179,9 @@ class Digest:
     def take(self, events: Sequence[Event]) -> None:
         """What happened next."""
         self._num_events += len(events)
+        last = events[-1] if events else None
+        if isinstance(last, WorldEnded) and last.waiting:
+            events = [*events[:-1], WorldEnded(last.t_ns, last.reason)]
         self._whole.append(_packed(events))
         if self._num_events >= WHOLE_EVENTS:
             for packed in self._whole:

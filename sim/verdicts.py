@@ -8,7 +8,7 @@ from sim.clock import Deviation
 from sim.invariants.harness import check_same_digest
 from sim.invariants.judging import Findings, Judge
 from sim.invariants.violation import Violation
-from sim.sut.interface import Sut
+from sim.sut.framework import Sut
 from sim.trace import Trace
 from sim.world import World
 

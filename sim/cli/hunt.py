@@ -23,7 +23,7 @@ from sim.search.campaign import Bounds, Campaign, run_campaign
 from sim.search.classics import classic_cases
 from sim.search.compare import DIFFERS, against
 from sim.search.strategies import STRATEGIES
-from sim.sut.interface import Sut
+from sim.sut.framework import Sut
 from sim.sut.registry import load_sut
 
 DEMONSTRATION_WORLDS = 1500
@@ -106,7 +106,7 @@ def hunt(
     with guarded(), _Stopping() as stopping:
         suts = load_suts(names)
         other = None if other_name is None else load_sut(other_name)
-        search = _Search(kinds or KINDS, seed, Bounds(worlds, seconds), options, other, lambda: stopping.asked)
+        search = _Hunt(kinds or KINDS, seed, Bounds(worlds, seconds), options, other, lambda: stopping.asked)
         for sut in suts:
             only = _DEMONSTRATED if demonstration and sut.name == DEMONSTRATION[0] else None
             campaigns.append(search.of(sut, only))
@@ -167,7 +167,7 @@ class _Stopping:
         click.echo("\nstopping; once more to stop at once", err=True)
 
 
-class _Search(NamedTuple):
+class _Hunt(NamedTuple):
     """How each SUT is searched. `options`: what the strategies vary; `other`: the SUT that it is held against."""
 
     kinds: Iterable[str]

@@ -14,7 +14,8 @@ from sim.cli.exits import OUR_FAULT, UNUSABLE
 from sim.invariants.table import INVARIANTS
 from sim.report.world import find_report
 from sim.search.campaign import Campaign, Find
-from sim.sut.interface import Sut, SutError
+from sim.sut.framework import Sut
+from sim.sut.interface import SutError
 from sim.verdicts import Judged, judged
 
 RESCUE_FOLDER = Path("found")

@@ -16,6 +16,7 @@ from sim.preflight.check import Verdict, find_model, judge, read_model, read_tar
 from sim.preflight.launch import Launch, PreflightError
 from sim.preflight.launch import Reading as Tree
 from sim.preflight.read_flags import read_words
+from sim.preflight.spelling import CONFIG_ROOT
 from sim.startup.batch import Device
 from sim.startup.model_shape import ModelShape as Model
 
@@ -100,7 +101,7 @@ def _overlaid(launch: Launch, on_top: Sequence[Launch], source: Path) -> Launch:
     for other in on_top:
         if other.dialect != launch.dialect:
             raise PreflightError(f"{source} is in {launch.dialect}'s spelling, the command line in {other.dialect}'s")
-        if other.engine in (launch.engine, f"actor_rollout_ref.{launch.engine}"):
+        if other.engine in (launch.engine, f"{CONFIG_ROOT}.{launch.engine}"):
             unknown = {name: s for name, s in launch.unknown.items() if name not in other.settings}
             launch = msgspec.structs.replace(launch, settings=launch.settings | other.settings, unknown=unknown)
     return launch

@@ -15,7 +15,7 @@ from sim.cli.exits import FOUND, guarded, unusable
 from sim.cli.options import plugins
 from sim.cli.suts import load_suts, suts_with_verdict
 from sim.report.table import table
-from sim.sut.interface import Sut
+from sim.sut.framework import Sut
 
 _Job = tuple[Path, corpus.Entry, Sut]
 

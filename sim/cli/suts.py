@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from sim.corpus import Entry
-from sim.sut.interface import Sut
+from sim.sut.framework import Sut
 from sim.sut.registry import CLEAN, builtin_names, load_sut
 
 DEMONSTRATION = ("reference:deferred", CLEAN)

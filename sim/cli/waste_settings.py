@@ -27,7 +27,7 @@ class Settings:
         self.variants = [variants.parse(name) for name in dict.fromkeys(given.variants or variants.DEFAULT)]
         self.suts = {variant.name: load_sut(variant.sut).key for variant in self.variants}
         """What is driven, with its version: loaded before any work is done."""
-        self.of_verl = None if given.source is None else read_verl.read(given.source, os.environ)
+        self.from_config = None if given.source is None else read_verl.read(given.source, os.environ)
         self.named = LOADS.get(given.load or DEFAULT_LOAD)
         self.conditions = self._conditions()
         self.latency: cost.Spelled | None = None
@@ -35,24 +35,24 @@ class Settings:
 
     def _length(self, name: str, default: int | None = None) -> int | None:
         length: int | None = getattr(self.given, name)
-        return getattr(self.of_verl or self.named, name, default) if length is None else length
+        return getattr(self.from_config or self.named, name, default) if length is None else length
 
     def _conditions(self) -> Conditions:
-        given, of_verl = self.given, self.of_verl
+        given, from_config = self.given, self.from_config
         prompt_length, response_length = self._length("prompt_length", 2048), self._length("response_length", 8192)
         context = self._length("max_model_len")
         assert prompt_length is not None
         assert response_length is not None
         positions = max(32_768, prompt_length + response_length, context or 0)
         server = ServerSettings(
-            dialect=given.dialect or (of_verl.dialect if of_verl else "vllm"),
+            dialect=given.dialect or (from_config.dialect if from_config else "vllm"),
             token_time_s=given.token_time_s,
-            engine=EngineSettings(**(of_verl.engine if of_verl else {}) | given.of_engine),
+            engine=EngineSettings(**(from_config.engine if from_config else {}) | given.of_engine),
         )
         return Conditions(
             budget=Budget(prompt_length, response_length, UNSET if context is None else context, positions),
             server=server,
-            replicas=given.replicas or (of_verl and of_verl.replicas) or 1,
+            replicas=given.replicas or (from_config and from_config.replicas) or 1,
             pause_s=given.pause_s,
             spread_s=given.spread_s,
             seed=given.seed,
@@ -71,7 +71,7 @@ class Settings:
         self.latency = cost.parse(given.latency)
         if given.batch is None and given.prompt_tokens is None:
             raise cost.LatencyError("--latency needs --batch: how many responses a replica decodes at once")
-        gpus = given.gpus_per_replica or (self.of_verl and self.of_verl.gpus_per_replica) or self.latency.gpus
+        gpus = given.gpus_per_replica or (self.from_config and self.from_config.gpus_per_replica) or self.latency.gpus
         return cost.Price(self.latency.latency, given.batch or 1, gpus)
 
     # A load
@@ -129,7 +129,7 @@ class Settings:
     @property
     def taken(self) -> str | None:
         """What was taken from the config, in one line."""
-        given, found = self.given, self.of_verl
+        given, found = self.given, self.from_config
         if found is None:
             return None
         parts = []

@@ -1,4 +1,8 @@
-"""Virtual time: an asyncio event loop on a SimPy clock, the orders it runs in, and the taming of all else."""
+"""Virtual time: an asyncio event loop on a SimPy clock, the orders it runs in, and the taming of all else.
+
+Private names of others stand in few files: SimPy's in `agenda` (and its `_now` in `loop`); CPython's in `loop` and
+`agenda`, which override and use them, `names` and `executors`, which read them, and `taming`, which replaces them.
+"""
 
 from sim.clock.endings import Deadlock, Horizon, StepCap, Waiting
 from sim.clock.loop import VirtualLoop

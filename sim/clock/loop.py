@@ -117,7 +117,7 @@ class VirtualLoop(NothingOutside):
     @property
     def now_ns(self) -> int:
         """Virtual time in nanoseconds."""
-        return self.env._now  # type: ignore[return-value]  # as env.now, in half the time; whole, since the agenda checks
+        return self.env._now  # type: ignore[return-value]  # is whole; `env.now` would take twice as long
 
     def time(self) -> float:
         """Virtual time in seconds."""

@@ -1,6 +1,6 @@
-"""Taming: while a world runs, its clocks show virtual time, and what is global and random draws from its seed.
+"""Taming of what is global: the clocks and the sources of randomness of the whole process.
 
-Replaces private names of CPython's `random`, `threading` and `uuid`, where these keep what they took at import.
+Replaces private names of CPython's `random`, `threading` and `uuid`: they hold on to what they took at import.
 """
 
 import asyncio
@@ -69,22 +69,13 @@ def tamed(loop: VirtualLoop, seed: int) -> Iterator[None]:
 
 
 def _clocks(loop: VirtualLoop) -> tuple[_Replacement, ...]:
-    def now_ns() -> int:
-        return loop.now_ns
-
-    def wall() -> float:
-        return (_EPOCH_NS + loop.now_ns) / NS_PER_S
-
-    def wall_ns() -> int:
-        return _EPOCH_NS + loop.now_ns
-
     return (
-        (time, "time", wall),
-        (time, "time_ns", wall_ns),
+        (time, "time", lambda: (_EPOCH_NS + loop.now_ns) / NS_PER_S),
+        (time, "time_ns", lambda: _EPOCH_NS + loop.now_ns),
         (time, "monotonic", loop.time),
-        (time, "monotonic_ns", now_ns),
+        (time, "monotonic_ns", lambda: loop.now_ns),
         (time, "perf_counter", loop.time),
-        (time, "perf_counter_ns", now_ns),
+        (time, "perf_counter_ns", lambda: loop.now_ns),
     )
 
 

@@ -4,7 +4,7 @@
 own.
 """
 
-from sim.dialects.defaults import DefaultLimit, FixedLimit, Lengths, PromptAllowance, Room
+from sim.dialects.defaults import DefaultLimit, FixedLimit, LengthSettings, PromptAllowance, Room
 from sim.dialects.dialect import Dialect, Grant, NoRoom, Outcome, Refused
 from sim.dialects.limits import LIMIT_KEYS, MAX_NEW_TOKENS_KEY, MAX_TOKENS_KEY
 from sim.dialects.sglang import PLAIN_SGLANG, SGLANG
@@ -32,7 +32,7 @@ __all__ = [
     "Dialect",
     "FixedLimit",
     "Grant",
-    "Lengths",
+    "LengthSettings",
     "NoRoom",
     "Outcome",
     "PromptAllowance",

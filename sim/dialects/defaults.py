@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 
-class Lengths(Protocol):
+class LengthSettings(Protocol):
     """The length settings that a server works with, in tokens."""
 
     @property
@@ -20,10 +20,10 @@ class Lengths(Protocol):
 class DefaultLimit(Protocol):
     """A formula for a limit, in tokens."""
 
-    def terms(self, lengths: Lengths, prompt_tokens: Any) -> tuple[Any, ...]:
+    def terms(self, lengths: LengthSettings, prompt_tokens: Any) -> tuple[Any, ...]:
         """The least of these is the limit. `prompt_tokens`: an integer, or a NumPy array of them."""
 
-    def spelled(self, lengths: Lengths, prompt_tokens: int) -> str:
+    def spelled(self, lengths: LengthSettings, prompt_tokens: int) -> str:
         """The formula with its figures in it."""
 
 
@@ -35,10 +35,10 @@ class PromptAllowance:
     unused prompt allowance: verl PR 7207.
     """
 
-    def terms(self, lengths: Lengths, prompt_tokens: Any) -> tuple[Any, ...]:
+    def terms(self, lengths: LengthSettings, prompt_tokens: Any) -> tuple[Any, ...]:
         return lengths.response_length, lengths.prompt_length + lengths.response_length - prompt_tokens
 
-    def spelled(self, lengths: Lengths, prompt_tokens: int) -> str:
+    def spelled(self, lengths: LengthSettings, prompt_tokens: int) -> str:
         response, rest = self.terms(lengths, prompt_tokens)
         return f"min({response}, {lengths.prompt_length} + {response} − {prompt_tokens} = {rest})"
 
@@ -47,10 +47,10 @@ class PromptAllowance:
 class Room:
     """Whatever fits behind the prompt."""
 
-    def terms(self, lengths: Lengths, prompt_tokens: Any) -> tuple[Any, ...]:
+    def terms(self, lengths: LengthSettings, prompt_tokens: Any) -> tuple[Any, ...]:
         return (lengths.context_tokens - prompt_tokens,)
 
-    def spelled(self, lengths: Lengths, prompt_tokens: int) -> str:
+    def spelled(self, lengths: LengthSettings, prompt_tokens: int) -> str:
         (room,) = self.terms(lengths, prompt_tokens)
         return f"{lengths.context_tokens} − {prompt_tokens} = {room}"
 
@@ -61,10 +61,10 @@ class FixedLimit:
 
     tokens: int
 
-    def terms(self, lengths: Lengths, prompt_tokens: Any) -> tuple[Any, ...]:
+    def terms(self, lengths: LengthSettings, prompt_tokens: Any) -> tuple[Any, ...]:
         del lengths, prompt_tokens
         return (self.tokens,)
 
-    def spelled(self, lengths: Lengths, prompt_tokens: int) -> str:
+    def spelled(self, lengths: LengthSettings, prompt_tokens: int) -> str:
         del lengths, prompt_tokens
         return str(self.tokens)

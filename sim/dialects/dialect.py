@@ -5,7 +5,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from sim.dialects.defaults import DefaultLimit, Lengths
+from sim.dialects.defaults import DefaultLimit, LengthSettings
 
 Outcome = Literal["stop", "length", "abort", "refused", "error"]
 """How a request ends. `refused`: turned away at the gate; `error`: the call raised."""
@@ -65,11 +65,11 @@ class Dialect:
     pause_waits_for: Literal["nothing", "admitted", "first token"] = "admitted"
     can_pause_without_abort: bool = False
 
-    def room_tokens(self, lengths: Lengths, prompt_tokens: int) -> int:
+    def room_tokens(self, lengths: LengthSettings, prompt_tokens: int) -> int:
         """Tokens that fit behind a prompt; negative when the prompt alone is too long."""
         return lengths.context_tokens - prompt_tokens - self.reserved_tokens
 
-    def take_grant(self, lengths: Lengths, prompt_tokens: int, params: MutableMapping[str, Any]) -> Grant:
+    def take_grant(self, lengths: LengthSettings, prompt_tokens: int, params: MutableMapping[str, Any]) -> Grant:
         """The grant for one request. The limit that was used is taken out of `params`, as verl's servers do.
 
         Raises `Refused` for a request that the server does not take, TypeError for a limit that is no integer and for

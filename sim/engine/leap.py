@@ -215,8 +215,6 @@ def stays_out(scheduler: Scheduler) -> bool:
         return False
     if num_new_tokens > token_budget:
         return True
-    # What it asks for falls no faster than the free blocks do: a hit that is evicted has to be computed, unless a copy
-    # that somebody holds takes its place. But if just its first chunk has to fit, one lost hit may change a lot.
-    if not kv_cache.reserve_full_isl and not all(hit.run.holders for hit in hits):
-        return False
+    # What it asks for falls no faster than the free blocks do. A prefix is evicted from its end: with each block
+    # taken at most one hit is lost, or found again in a copy that somebody holds.
     return kv_cache.admission_blocks(head, hits, num_new_tokens, True) > kv_cache.free_blocks

@@ -23,7 +23,7 @@ from sim.tokens import TokenIds
 NO_CHAIN = 0
 
 
-class Run:
+class BlockRun:
     """Blocks start to end (exclusive) of a chain. Compared by identity: two runs may hold the same tokens."""
 
     __slots__ = ("chain", "end", "holders", "next", "previous", "start", "weight_version")
@@ -47,7 +47,7 @@ class Chain:
 
     def __init__(self, name: int) -> None:
         self.name = name
-        self.runs: list[Run] = []
+        self.runs: list[BlockRun] = []
         """Of two with the same block, the one that cached it first comes first."""
         self.growing: dict[Request, None] = {}
         """Steady requests that fill blocks of this chain."""
@@ -56,7 +56,7 @@ class Chain:
 class Hit(NamedTuple):
     """Blocks start to end of a run."""
 
-    run: Run
+    run: BlockRun
     start: int
     end: int
 
@@ -69,30 +69,30 @@ class FreeQueue:
     its end. One that has left knows its neighbours no more: it would keep them, and they theirs, and so for ever."""
 
     def __init__(self) -> None:
-        self._ends = Run(None, 0, 0, 0)
+        self._ends = BlockRun(None, 0, 0, 0)
         """Before the first and after the last."""
         self.num_blocks = 0
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[BlockRun]:
         run = self._ends.next
         while run is not self._ends:
             yield run
             run = run.next
 
     @property
-    def first(self) -> Run:
+    def first(self) -> BlockRun:
         return self._ends.next
 
-    def append(self, run: Run) -> None:
+    def append(self, run: BlockRun) -> None:
         self._link(run, self._ends)
         self.num_blocks += run.end - run.start
 
-    def remove(self, run: Run) -> None:
+    def remove(self, run: BlockRun) -> None:
         run.previous.next, run.next.previous = run.next, run.previous
         run.previous = run.next = self._ends
         self.num_blocks -= run.end - run.start
 
-    def cut(self, lower: Run, upper: Run) -> None:
+    def cut(self, lower: BlockRun, upper: BlockRun) -> None:
         """Note that what was one run in the queue is two now; the upper goes first."""
         self._link(upper, lower)
 
@@ -102,7 +102,7 @@ class FreeQueue:
         self._ends.previous = self._ends.next = self._ends
         self.num_blocks = 0
 
-    def _link(self, run: Run, following: Run) -> None:
+    def _link(self, run: BlockRun, following: BlockRun) -> None:
         before = following.previous
         run.previous, run.next = before, following
         before.next = following.previous = run
@@ -117,7 +117,7 @@ class PrefixCache:
         self.num_shared_references = 0
         """References to blocks beyond the first of each: what sharing saves, in blocks."""
         self.chains: dict[int, Chain] = {}
-        self.held: dict[Request, list[Run]] = {}
+        self.held: dict[Request, list[BlockRun]] = {}
         """What each running request holds, from its first block on."""
         self._decodes = decodes
         self._growing: dict[Request, Chain] = {}
@@ -309,16 +309,16 @@ class PrefixCache:
             ):
                 last.end = end
                 return
-        run = Run(chain, start, end, weight_version)
+        run = BlockRun(chain, start, end, weight_version)
         run.holders[request] = None
         held.append(run)
         chain.runs.append(run)
 
-    def _cut(self, run: Run, position: int) -> Run:
+    def _cut(self, run: BlockRun, position: int) -> BlockRun:
         """Make two runs of one; returns the upper, the other keeps being run."""
         assert run.chain is not None, "cut the ends of the queue"
         assert run.start < position < run.end, "cut outside"
-        upper = Run(run.chain, position, run.end, run.weight_version)
+        upper = BlockRun(run.chain, position, run.end, run.weight_version)
         upper.holders.update(run.holders)
         run.end = position
         run.chain.runs.insert(run.chain.runs.index(run) + 1, upper)
@@ -344,7 +344,7 @@ def _first_cached(chain: Chain, position: int, end: int) -> Hit | None:
     return None
 
 
-def _none_after(last: Run, start: int, end: int) -> bool:
+def _none_after(last: BlockRun, start: int, end: int) -> bool:
     """Whether no run that comes after this one in its chain has any of these blocks: then it may grow by them, and
     whoever cached one of them before still comes before it."""
     assert last.chain is not None, "asked of the ends of the queue"

@@ -14,16 +14,16 @@ from typing import Literal, NamedTuple, cast
 
 from sim.engine.engine import Engine
 from sim.engine.latency import Latency, Stretch
+from sim.engine.port import Burst, Finish, Left, Moment, Prefill, Stale
 from sim.engine.request import EngineRequest
 from sim.engine.scheduler import SchedulerOutput
-from sim.servers.decode_engine import Burst, Finish, Left, Moment, Prefill, Stale
 
 NS_PER_S = 10**9
 MAX_PLANNED_STEPS = 10**9
 
 
 @dataclass(slots=True, eq=False)
-class _Live:
+class _InEngine:
     """A request, from `add` to its last token or its abort."""
 
     request: int
@@ -53,12 +53,12 @@ class _UnderWay(NamedTuple):
 
 
 class TimedEngine:
-    """See `sim.servers.decode_engine.DecodeEngine`."""
+    """See `sim.engine.port.DecodeEngine`."""
 
     def __init__(self, engine: Engine, latency: Latency) -> None:
         self._engine = engine
         self._latency = latency
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, _InEngine] = {}
         """In the order in which they were added."""
         self._num_added = 0
         self._watched: dict[str, int] = {}
@@ -84,7 +84,7 @@ class TimedEngine:
         self._interrupt(now_ns)
         request_id = str(request)
         assert request_id not in self._live, f"request {request} is already in the engine"
-        live = _Live(request, self._num_added)
+        live = _InEngine(request, self._num_added)
         self._num_added += 1
         if max_tokens == 0:
             self._due.append((live.order, Burst(request, 0, "length", live.prefill())))
@@ -255,7 +255,7 @@ class TimedEngine:
 
     # --- tokens ---------------------------------------------------------------------------------------------------
 
-    def _deliver(self, live: _Live, decoded_tokens: int, finish: Finish | None = None) -> None:
+    def _deliver(self, live: _InEngine, decoded_tokens: int, finish: Finish | None = None) -> None:
         num_tokens = decoded_tokens - live.delivered_tokens
         if num_tokens or finish is not None:
             live.delivered_tokens = decoded_tokens

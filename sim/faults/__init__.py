@@ -2,7 +2,7 @@
 
 from sim.faults.aborts import AbortAll, AbortRequest
 from sim.faults.cancel import CancelClient
-from sim.faults.fault import Fault, Named, Surroundings
+from sim.faults.fault import Fault, NamedIndex, Surroundings
 from sim.faults.membership import AddReplica, ClearSticky, DelayReleases, RemoveReplica
 from sim.faults.stage import Stage
 from sim.faults.triggers import AfterSent, AfterTokens, AtTime, Every, When
@@ -47,7 +47,7 @@ __all__ = [
     "DelayReleases",
     "Every",
     "Fault",
-    "Named",
+    "NamedIndex",
     "RemoveReplica",
     "Stage",
     "Surroundings",

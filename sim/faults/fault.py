@@ -21,7 +21,7 @@ class Surroundings(Protocol):
     def server(self) -> Any: ...
 
 
-class Named(NamedTuple):
+class NamedIndex(NamedTuple):
     """A session or replica that a fault names, and the field that does."""
 
     field: str
@@ -35,14 +35,14 @@ class Fault(Data, frozen=True, tag_field="fault"):
 
     at: When
 
-    def named(self) -> Iterator[Named]:
+    def named(self) -> Iterator[NamedIndex]:
         """The sessions and replicas that it names."""
         for kind in ("session", "replica"):
             index = getattr(self, kind, None)
             if index is not None:
-                yield Named(kind, index, kind)
+                yield NamedIndex(kind, index, kind)
         if isinstance(self.at, AfterTokens | AfterSent):
-            yield Named("at.session", self.at.session, "session")
+            yield NamedIndex("at.session", self.at.session, "session")
 
     def check(self, where: str, case: Surroundings) -> None:
         """Raises `CaseError` where it does not fit its Case. `where`: what it is called there, such as `faults[0]`."""

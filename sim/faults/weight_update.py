@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from sim.engine.config import PauseMode
-from sim.faults.fault import Fault, Named, Surroundings
+from sim.faults.fault import Fault, NamedIndex, Surroundings
 from sim.faults.stage import Stage
 from sim.schema import CaseError, Index, Seconds
 
@@ -29,9 +29,9 @@ class WeightUpdate(Fault, frozen=True, tag="weight_update"):
     def idle_s(self) -> float:
         return self.pause_s
 
-    def named(self) -> Iterator[Named]:
+    def named(self) -> Iterator[NamedIndex]:
         yield from super().named()
-        yield from (Named("leaving", replica, "replica") for replica in self.leaving)
+        yield from (NamedIndex("leaving", replica, "replica") for replica in self.leaving)
 
     def check(self, where: str, case: Surroundings) -> None:
         if len(set(self.leaving)) >= case.replicas:

@@ -111,5 +111,5 @@ class RoutingWatch:
                     f"the balancer counts {shown} requests on replica {replica}; {truth} are acquired and not released"
                 )
         if type(total) is int and not least_total <= total <= most_total:
-            return f"get_total_inflight is {total}; {most_total} requests are acquired and not released"
+            return f"the balancer's total is {total}; {most_total} requests are acquired and not released"
         return ""

@@ -5,21 +5,20 @@ from collections.abc import Collection, Iterable
 from sim.invariants import budget, harness, lifecycle, liveness, routing, staleness
 from sim.invariants.interface import Invariant
 from sim.invariants.kinds import KINDS
+from sim.registry import RegistrationError, Registry
 
-INVARIANTS: dict[str, Invariant] = {}
+INVARIANTS: Registry[Invariant] = Registry("invariant")
 """In the order in which they were registered, which is the order of verdicts."""
 
 
-def register_invariant(invariant: Invariant) -> None:
-    """Adds an invariant, for all that judges afterwards. Raises ValueError where its number is taken or its kind is not
-    known."""
-    if invariant.number in INVARIANTS:
-        raise ValueError(
-            f"invariant {invariant.number} is registered already: {INVARIANTS[invariant.number].statement}"
-        )
+def register_invariant(invariant: Invariant) -> Invariant:
+    """Adds an invariant, for all that judges afterwards. Raises `RegistrationError` where its number is taken or its
+    kind is not known."""
     if invariant.kind not in KINDS:
-        raise ValueError(f"invariant {invariant.number} is of kind {invariant.kind!r}; known are {', '.join(KINDS)}")
-    INVARIANTS[invariant.number] = invariant
+        raise RegistrationError(
+            f"invariant {invariant.number} is of kind {invariant.kind!r}; known are {', '.join(KINDS)}"
+        )
+    return INVARIANTS.add(invariant.number, invariant)
 
 
 def numbers_of(kinds: Collection[str]) -> tuple[str, ...]:
@@ -32,7 +31,7 @@ def with_numbers(numbers: Iterable[str]) -> list[Invariant]:
     found = []
     for number in numbers:
         if number not in INVARIANTS:
-            raise ValueError(f"unknown invariant {number!r}; known are {', '.join(INVARIANTS)}")
+            raise ValueError(INVARIANTS.unknown(number))
         found.append(INVARIANTS[number])
     return found
 

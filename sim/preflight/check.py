@@ -72,7 +72,7 @@ def _version(name: str, number: str) -> Version:
     return tuple(map(int, parts))
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True):
+class Assessed(msgspec.Struct, frozen=True, kw_only=True):
     """A finding with the lines to blame, `places[0]` first of all, and the price of the raise if it is one.
 
     `spelled` is the blamed setting as it was written, its value with it.
@@ -87,7 +87,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     launch: Launch
     targets: tuple[str, ...]
-    judged: tuple[Judged, ...]
+    judged: tuple[Assessed, ...]
     final: dict[str, Any]
 
     @property
@@ -112,10 +112,10 @@ def judge(launch: Launch, target: Target, model: ModelShape | None = None, *, de
     judged = [_judged(found, launch, model, outcome.final) for found in (*of_file, *outcome.findings)]
     for name, setting in launch.unknown.items():
         why = f"{setting.spelled} is set from something that only a run can tell; judged as if it were unset"
-        judged.append(Judged(finding=_NOT_KNOWN.found(name, why), spelled=setting.spelled, places=setting.places))
+        judged.append(Assessed(finding=_NOT_KNOWN.found(name, why), spelled=setting.spelled, places=setting.places))
     for why in _silences(launch, outcome):
         not_judged = _NOT_JUDGED.found(launch.engine, why)
-        judged.append(Judged(finding=not_judged, spelled=launch.engine, places=(launch.place,)))
+        judged.append(Assessed(finding=not_judged, spelled=launch.engine, places=(launch.place,)))
     return Verdict(launch=launch, targets=target.names(launch), judged=tuple(judged), final=outcome.final)
 
 
@@ -148,14 +148,14 @@ def read_model(file: Path) -> ModelShape:
     return model_from_config(config)
 
 
-def _judged(found: Finding, launch: Launch, model: ModelShape, final: dict[str, Any]) -> Judged:
+def _judged(found: Finding, launch: Launch, model: ModelShape, final: dict[str, Any]) -> Assessed:
     compared = [spelling for name in BLAMED.get(found.rule, (found.setting,)) for spelling in _spellings(name, launch)]
     not_known = [name for name in compared if name in launch.unknown]
     if not_known and found.level in ("refused", "changed"):
         condition = f"{' and '.join(not_known)} is set to something not known here"
         found = msgspec.structs.replace(found, level="risky", condition=condition)
     blamed = next((launch.settings[name] for name in compared if name in launch.settings), None)
-    return Judged(
+    return Assessed(
         finding=found,
         spelled=f"{found.setting} (nowhere set)" if blamed is None else _as_written(blamed),
         places=(launch.place,) if blamed is None else blamed.places,

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from sim.preflight.check import Judged, Verdict
+from sim.preflight.check import Assessed, Verdict
 from sim.preflight.launch import Fed
 from sim.preflight.memory import RaiseCost
 from sim.preflight.spelling import show
@@ -20,7 +20,7 @@ _FINAL = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "enable_chu
 class Offender(msgspec.Struct, frozen=True, kw_only=True):
     """One line of one file that a rule bites on, over all launches it takes part in."""
 
-    judged: Judged
+    judged: Assessed
     targets: tuple[str, ...]
     engines: tuple[str, ...]
 
@@ -149,7 +149,7 @@ def _launch(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _finding(judged: Judged) -> dict[str, Any]:
+def _finding(judged: Assessed) -> dict[str, Any]:
     found = judged.finding
     # Unset is told by the key's absence: null is a value of its own here.
     values = {"given": found.given, "becomes": found.becomes}

@@ -11,7 +11,10 @@ from sim.startup.flags import FLAGS
 
 _ENGINE_PATH = re.compile(r"(?P<engine>(?:\w+\.)*(?:rollout|inference))\.(?P<setting>\w+(?:\.vllm\.\w+)?)")
 _DATA_PATHS = {"data.max_prompt_length": "prompt_length", "data.max_response_length": "response_length"}
-DATA_FED_ENGINE = "actor_rollout_ref.rollout"
+CONFIG_ROOT = "actor_rollout_ref"
+"""Of what drives the rollouts, in verl's config."""
+
+DATA_FED_ENGINE = f"{CONFIG_ROOT}.rollout"
 """The engine whose prompt_length and response_length follow `data.*` unless set, by `rollout.yaml`."""
 
 _VLLM_ALIASES = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size"}

@@ -155,7 +155,7 @@ def wait_line(comparison: Comparison) -> str | None:
     return (
         f"Weight updates were delayed on average{', interval by interval,' if is_several else ''} by {by}: an update "
         f"waits until the running responses have ended (wait), or until each request under way has its first token "
-        f"(the gate of verl's vLLM server)."
+        f"(its gate)."
     )
 
 

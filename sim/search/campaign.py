@@ -30,7 +30,7 @@ from sim.invariants.table import INVARIANTS
 from sim.invariants.violation import Violation
 from sim.search.schedules import MORE_FOR_A_RACE, under_schedules
 from sim.search.shrink import shrink_schedule, shrink_world
-from sim.sut.interface import Sut
+from sim.sut.framework import Sut
 from sim.trace import Trace
 from sim.verdicts import judged
 from sim.world import World

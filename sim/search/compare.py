@@ -4,7 +4,7 @@ from sim.case import Case
 from sim.invariants.violation import Violation
 from sim.ledger import Attempt
 from sim.search.campaign import Compare
-from sim.sut.interface import Sut
+from sim.sut.framework import Sut
 from sim.trace import Trace
 from sim.world import run_world
 

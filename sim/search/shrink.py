@@ -23,7 +23,7 @@ import msgspec
 from sim.case import Case, Schedule, convert, to_builtins
 from sim.clock import Chooser, Fifo
 from sim.schema import CaseError
-from sim.sut.interface import Sut
+from sim.sut.framework import Sut
 from sim.world import World
 
 Fails = Callable[[Case], bool]

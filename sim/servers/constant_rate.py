@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sim.servers.decode_engine import Burst, Finish, Left, Moment, Stale
+from sim.engine.port import Burst, Finish, Left, Moment, Stale
 
 
 @dataclass(slots=True)
-class _Live:
+class _Decoding:
     request: int
     end_tokens: int
     finish: Finish
@@ -32,7 +32,7 @@ class ConstantRate:
     def __init__(self, token_ns: int, prefill_ns: int) -> None:
         self._token_ns = token_ns
         self._prefill_ns = prefill_ns
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, _Decoding] = {}
         self._due: list[tuple[int, int]] = []
         self._paused = False
 
@@ -49,12 +49,12 @@ class ConstantRate:
         del prompt_ids, output_base
         stops = stop_after is not None and stop_after <= max_tokens
         end_tokens = stop_after if stops and stop_after is not None else max_tokens
-        live = _Live(request, end_tokens, "stop" if stops else "length", now_ns + self._prefill_ns, self._paused)
+        live = _Decoding(request, end_tokens, "stop" if stops else "length", now_ns + self._prefill_ns, self._paused)
         self._live[request] = live
         if not live.waiting:
             self._expect(live, end_tokens)
 
-    def _expect(self, live: _Live, tokens: int) -> None:
+    def _expect(self, live: _Decoding, tokens: int) -> None:
         heapq.heappush(self._due, (live.start_ns + tokens * self._token_ns, live.request))
 
     def watch(self, request: int, tokens: int) -> None:
@@ -115,7 +115,7 @@ class ConstantRate:
         bursts = [self._decode(live, now_ns) for live in list(self._live.values())]
         return [burst for burst in bursts if burst is not None]
 
-    def _decode(self, live: _Live, now_ns: int) -> Burst | None:
+    def _decode(self, live: _Decoding, now_ns: int) -> Burst | None:
         """What one request has decoded since its last burst; None: nothing."""
         if live.waiting or now_ns < live.start_ns:
             return None

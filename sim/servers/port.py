@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from sim.case import Budget, ServerSettings
 from sim.dialects import Dialect
+from sim.engine.port import DecodeEngine
 from sim.events import Event
-from sim.servers.decode_engine import DecodeEngine
 from sim.servers.gate import SubmissionGate
 from sim.tokens import LogProbs, Tokens
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from sim.clock import NS_PER_S
 from sim.dialects import NoRoom, Outcome, Refused
+from sim.engine.port import Burst, Moment, Prefill
 from sim.events import (
     Admitted,
     Decoded,
@@ -22,7 +23,6 @@ from sim.events import (
     VersionChanged,
     without_addresses,
 )
-from sim.servers.decode_engine import Burst, Moment, Prefill
 from sim.servers.port import Answer, ServerParts
 from sim.tokens import LogProbs, TokenIds, first_token, plain_ids, session_of
 

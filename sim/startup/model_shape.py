@@ -49,9 +49,9 @@ def model_from_config(config: Mapping[str, Any]) -> ModelShape:
     head_dim, kv_heads = known("head_dim"), known("num_key_value_heads")
     if head_dim is UNSET and isinstance(heads, int) and isinstance(hidden, int):
         head_dim = hidden // heads
-    length_seen_by_verl = config.get("max_position_embeddings", text.get("max_position_embeddings"))
+    own_positions = config.get("max_position_embeddings", text.get("max_position_embeddings"))
     return ModelShape(
-        max_position_embeddings=length_seen_by_verl if isinstance(length_seen_by_verl, int) else UNSET,
+        max_position_embeddings=own_positions if isinstance(own_positions, int) else UNSET,
         derived_max_model_len=_derived_length(text),
         model_max_length=known("model_max_length"),
         num_attention_heads=heads,

@@ -7,7 +7,7 @@ from msgspec import UNSET
 
 Version = tuple[int, ...]
 Level = Literal["refused", "changed", "risky", "note"]
-StartStage = Literal["verl config", "verl server", "config", "engine core", "worker", "run"]
+StartStage = str
 
 NEWEST: Version = (0, 32)
 """The newest release of vLLM that the rules were held against."""

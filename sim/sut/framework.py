@@ -1,19 +1,17 @@
 """What makes a framework's own code run in a world: one record, filled in by the adapter in the framework's folder."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sim.case import Case, Limit, Router
 from sim.engine.config import PauseMode
-from sim.servers.port import MakeOutput, RolloutServer
+from sim.servers.port import MakeOutput, MakeServer, RolloutServer
+from sim.servers.server import SimulatedServer
+from sim.sut.interface import Factory
 from sim.transport.handles import Handle
 from sim.transport.protocol import BalancerProtocol, RequestProtocol
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from sim.sut.interface import Sut
 
 
 class Returned(NamedTuple):
@@ -71,3 +69,19 @@ class Framework:
     load: "Callable[[str], Sut]"
     callers: Mapping[str, bool] = field(default_factory=dict)
     policies: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sut:
+    """A system under test by name.
+
+    `key`: under which expected verdicts are kept: the name, or name==version for a package. `factory`: returns a
+    client, or (client, balancer). `framework`: whose config, params and messages it knows. `make_server`: makes the
+    servers of its world; planted bugs may bring their own.
+    """
+
+    name: str
+    key: str
+    factory: Factory
+    framework: Framework
+    make_server: MakeServer = SimulatedServer

@@ -4,9 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sim.servers.port import MakeServer
-from sim.servers.server import SimulatedServer
-from sim.sut.framework import Framework
 from sim.tokens import Tokens
 
 
@@ -51,22 +48,6 @@ class Client(Protocol):
 
 
 Factory = Callable[[Context], Any]
-
-
-@dataclass(frozen=True)
-class Sut:
-    """A system under test by name.
-
-    `key`: under which expected verdicts are kept: the name, or name==version for a package. `factory`: returns a
-    client, or (client, balancer). `framework`: whose config, params and messages it knows. `make_server`: makes the
-    servers of its world; planted bugs may bring their own.
-    """
-
-    name: str
-    key: str
-    factory: Factory
-    framework: Framework
-    make_server: MakeServer = SimulatedServer
 
 
 def unwrapped(cls: type[Any]) -> type[Any]:

@@ -4,8 +4,9 @@ import difflib
 import textwrap
 
 from sim.registry import import_from_here
+from sim.sut.framework import Sut
 from sim.sut.frameworks import FRAMEWORKS
-from sim.sut.interface import Factory, Sut, SutError
+from sim.sut.interface import Factory, SutError
 from sim.sut.reference.adapter import CLEAN, REFERENCE
 from sim.sut.verl.adapter import VERL
 

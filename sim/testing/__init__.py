@@ -15,7 +15,7 @@ from sim.invariants.kinds import KINDS
 
 if TYPE_CHECKING:
     from sim.search.campaign import Campaign
-    from sim.sut.interface import Sut
+    from sim.sut.framework import Sut
 
 DEFAULT_WORLDS = 600
 GATE_SEED = 20_260_829

@@ -58,7 +58,7 @@ class Lengths:
         return int(self.responses.shape[1])
 
 
-# Named loads
+# NamedLoad loads
 
 
 def drawn(tokens: Lognormal | int, count: int, seed: int, most: int) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ class Lognormal(NamedTuple):
     sigma: float
 
 
-class Named(NamedTuple):
+class NamedLoad(NamedTuple):
     """A load by name, with the settings it is meant for, and lengths in tokens: drawn, or all the same. A prompt is
     shared by `group` responses."""
 
@@ -31,11 +31,11 @@ class Named(NamedTuple):
     """Share of responses in which the model does not stop by itself."""
 
 
-LOADS: Mapping[str, Named] = {
-    "seed": Named("verl PR 7207: a prompt of 136, no stop", 2048, 8192, 136, 1, never_stop=1.0),
-    "chat": Named("short answers, few of them cut", 2048, 8192, Lognormal(400, 0.6), Lognormal(2000, 0.9)),
-    "reasoning": Named("long tail, up to 32k", 2048, 32_768, Lognormal(512, 0.5), Lognormal(9000, 1.0)),
-    "groups": Named(
+LOADS: Mapping[str, NamedLoad] = {
+    "seed": NamedLoad("PR 7207: a prompt of 136, no stop", 2048, 8192, 136, 1, never_stop=1.0),
+    "chat": NamedLoad("short answers, few of them cut", 2048, 8192, Lognormal(400, 0.6), Lognormal(2000, 0.9)),
+    "reasoning": NamedLoad("long tail, up to 32k", 2048, 32_768, Lognormal(512, 0.5), Lognormal(9000, 1.0)),
+    "groups": NamedLoad(
         "8 responses a prompt, one in 10 repeats itself for ever",
         1024,
         4096,
@@ -44,7 +44,7 @@ LOADS: Mapping[str, Named] = {
         group=8,
         never_stop=0.1,
     ),
-    "tools": Named(
+    "tools": NamedLoad(
         "three turns with a tool's 200 tokens between them",
         2048,
         8192,

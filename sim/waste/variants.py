@@ -3,12 +3,14 @@
 from typing import Literal, NamedTuple, TypeAlias
 
 from sim.engine.config import PauseMode
+from sim.sut.frameworks import FRAMEWORKS
+from sim.sut.reference.adapter import REFERENCE
 
 Client: TypeAlias = Literal["deferred", "pinned"]
 
 CLIENTS: dict[str, str] = {
-    "deferred": "the client sets no limit and leaves it to the server (verl up to 0.8.0)",
-    "pinned": "the client pins what is left of the budget (verl from 0.9.0)",
+    "deferred": "the client sets no limit and leaves it to the server (the bug)",
+    "pinned": "the client pins what is left of the budget (the fix)",
 }
 MODIFIERS = {
     "partial-off": "an aborted response is dropped instead of resumed",
@@ -63,16 +65,17 @@ def parse(text: str) -> Variant:
     for one, other in _EXCLUSIVE:
         if one in words and other in words:
             raise VariantError(f"policy {text!r}: {one} and {other} exclude each other")
-    is_sut = client == "verl" or ":" in client
+    framework = FRAMEWORKS.find(client.partition(":")[0])
+    is_sut = framework is not None or ":" in client
     if client not in CLIENTS and not is_sut:
         known = ", ".join([*CLIENTS, *MODIFIERS])
         raise VariantError(
-            f"unknown policy {text!r}; known are {known}, joined with +, or a SUT in the client's place (verl, "
-            f"MODULE:FACTORY)"
+            f"unknown policy {text!r}; known are {known}, joined with +, or a SUT in the client's place "
+            f"({', '.join(name for name in FRAMEWORKS if name != REFERENCE.name)}, MODULE:FACTORY)"
         )
-    if client.partition(":")[0] == "verl" and "not-sticky" in words:
+    if framework not in (None, REFERENCE) and "not-sticky" in words:
         raise VariantError(
-            f"policy {text!r}: verl drives its own balancer, which is sticky; not-sticky needs another one"
+            f"policy {text!r}: {client} drives its own balancer, which is sticky; not-sticky needs another one"
         )
     sut = client if is_sut else f"reference:{client}"
     return Variant(

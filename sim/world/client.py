@@ -11,7 +11,8 @@ import msgspec
 from sim.case import Case
 from sim.events import TurnEnded, TurnStarted, spelled, without_addresses
 from sim.servers.port import Clock
-from sim.sut.interface import Client, Context, Sut, SutError
+from sim.sut.framework import Sut
+from sim.sut.interface import Client, Context, SutError
 from sim.tokens import Tokens, ids_as_runs
 from sim.trace import MOST_RAISED_KEPT, Trace
 from sim.transport import wire

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 from sim.case import Case, Transport
 from sim.clock import Order, VirtualLoop, to_ns
 from sim.engine import Engine
+from sim.engine.port import DecodeEngine
 from sim.engine.timed import TimedEngine
 from sim.servers.constant_rate import ConstantRate
-from sim.servers.decode_engine import DecodeEngine
 from sim.servers.port import Clock, MakeServer, RolloutServer, ServerParts
 from sim.trace import Trace
 from sim.transport.balancer_port import BalancerPort

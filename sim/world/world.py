@@ -23,7 +23,8 @@ from sim.faults import Every, Fault
 from sim.servers.gate import SubmissionGate
 from sim.servers.port import RolloutServer, ServerParts
 from sim.servers.server import SimulatedServer
-from sim.sut.interface import Sut, SutError
+from sim.sut.framework import Sut
+from sim.sut.interface import SutError
 from sim.tokens import LogProbs, Tokens
 from sim.trace import Observer, Trace
 from sim.world.bounds import bounds_of

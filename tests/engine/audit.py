@@ -6,7 +6,7 @@ from operator import itemgetter
 from typing import Any
 
 from sim.engine import Engine
-from sim.engine.prefix_cache import Run
+from sim.engine.prefix_cache import BlockRun
 from sim.engine.request import Request, RequestStatus
 
 
@@ -28,7 +28,7 @@ def audit(engine: Engine) -> None:
     assert len(scheduler.requests) == len(scheduler.running) + len(scheduler.waiting)
     assert all(request.num_computed_tokens == 0 and not request.num_cached_blocks for request in scheduler.waiting)
 
-    references: Counter[Run] = Counter()
+    references: Counter[BlockRun] = Counter()
     held_blocks = num_kv_tokens = 0
     for request in scheduler.running:
         num_computed_tokens = request.num_computed_tokens + decodes.progress(request)

@@ -279,3 +279,17 @@ def test_leaps_go_on_over_events_that_the_caller_does_not_ask_for() -> None:
         ("c", 8, "length"),
     ]
     assert (engine.steps_done, engine.preemptions) == (14, 2)
+
+
+def test_a_head_whose_first_chunk_does_not_fit_does_not_stop_a_leap() -> None:
+    """It would start with two cached blocks that nobody holds. They go one by one, and with each a free block goes."""
+    engine = make_engine(num_gpu_blocks=17, scheduler_reserve_full_isl=False)
+    add(engine, "gone", 9, max_tokens=1)
+    add(engine, "long", 40, max_tokens=24)
+    assert engine.step().finished == {"gone": "length"}
+    gone = 1_000_000 * sum(map(ord, "gone"))
+    add(engine, "head", 28, prompt_token_ids=(*range(gone, gone + 8), *range(20)))
+    assert engine.uneventful_steps(100) == 22
+    engine.leap(22)
+    assert engine.step().finished == {"long": "length"}
+    assert list(engine.step().scheduled) == ["head"]

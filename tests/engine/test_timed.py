@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from sim.engine import Engine, EngineConfig, StepTotals
 from sim.engine.latency import Affine, Constant, Fitted, Latency, Roofline
+from sim.engine.port import Burst, Moment, Prefill, Stale
 from sim.engine.timed import TimedEngine
-from sim.servers.decode_engine import Burst, Moment, Prefill, Stale
 from sim.tokens import TokenIds
 
 STEP_NS = 10

@@ -190,7 +190,7 @@ def test_r3_compares_what_the_balancer_shows():
     assert "the balancer counts -1 requests on replica 0" in wrong["R3"][0]
     wrong, _ = log(acquire(0, 0, loads=(1, 0)), release(0, 0, loads=(0, 0), total=2))
     assert wrong["R3"] == [
-        "after message 1 (release_server) get_total_inflight is 2; 0 requests are acquired and not released"
+        "after message 1 (release_server) the balancer's total is 2; 0 requests are acquired and not released"
     ]
 
 

@@ -2,14 +2,16 @@
 
 import asyncio
 
+import pytest
+
 from sim.case import Budget, Case, Limit, Schedule, Session, Transport, Turn, explicit_limit
 from sim.faults import AbortAll, AbortRequest, AfterSent, AfterTokens, AtTime, CancelClient, WeightUpdate
 from sim.invariants.judging import judge
 from sim.report.spelled import schedule_line
-from sim.search.shrink import MOST_RUNS, shrink_schedule, shrink_world
+from sim.search.shrink import MOST_RUNS, shrink_schedule, shrink_world, with_schedule
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut, sut_of
-from sim.world import run_world
+from sim.world import World, run_world
 
 CASE = Case(Budget(4, 10, 64), (Session(4), Session(4), Session(4)), replicas=2)
 RANDOM = Case(CASE.budget, CASE.sessions, replicas=2, schedule=Schedule("random", 5))
@@ -130,3 +132,31 @@ def test_what_cannot_be_spared_stays_and_costs_a_bounded_number_of_worlds():
     case = Case(Budget(40, 50, 200), tuple(Session(4) for _ in range(60)))
     assert shrink_world(case, lambda _: bool(runs.append(0))) == case
     assert len(runs) <= MOST_RUNS
+
+
+# Which callback a deviation takes
+
+
+CROWD = Case(CASE.budget, (Session(4),) * 8, replicas=2)
+
+
+def first_deviation_beyond(pick):
+    """A schedule whose first deviation takes a callback after this one, and the step in which it does."""
+    for seed in range(100):
+        world = World(with_schedule(CROWD, Schedule("random", seed)), load_sut(CLEAN))
+        world.run()
+        if world.deviations[0].pick > pick:
+            return world.case, world.deviations[0].step
+    raise AssertionError("there is none")
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_deviation_takes_the_next_in_line_that_does(least):
+    case, where = first_deviation_beyond(least)
+
+    def fails(case):
+        deviations = case.schedule.deviations
+        return case.schedule.policy == "explicit" and any(step == where and pick >= least for step, pick in deviations)
+
+    shrunk = shrink_schedule(case, load_sut(CLEAN), fails)
+    assert shrunk.schedule.deviations == ((where, least),)

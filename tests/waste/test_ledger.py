@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from sim.case import Budget, Case, EngineSettings, Limit, ServerSettings, Session, Turn
 from sim.engine import Engine
 from sim.engine.timed import TimedEngine
-from sim.events import Decoded, Ended
+from sim.events import Decoded, Delivered, Ended, Granted, Sent, SessionEnded, TurnEnded, TurnStarted, WorldEnded
 from sim.faults import AbortAll, AbortRequest, AfterTokens, AtTime, CancelClient, WeightUpdate
 from sim.search.schedules import under_schedules
 from sim.search.strategies import response_cases, routing_cases
 from sim.servers.port import Instead
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, builtin_names, load_sut, sut_of
+from sim.tokens import first_token
+from sim.trace import Trace
 from sim.waste import ledger
 from sim.waste.ledger import FATES, LOSSES, Tally, pieces_of, tally, waste_of
 from sim.world import World, run_world
@@ -118,6 +120,27 @@ def test_a_response_with_its_whole_budget_is_not_dropped_by_an_abort():
     assert wasted(drops, "reference:deferred") == {"kept": 10}
     cancelled = Case(BUDGET, (ONE,), (*faults, CancelClient(AtTime(1.5), 0)))
     assert wasted(cancelled, "reference:deferred") == {"sliced": 10, "overrun": 2}
+
+
+@pytest.mark.parametrize(("context_tokens", "fate"), [(8, "kept"), (9, "dropped")])
+def test_an_abort_at_the_very_end_of_the_context_drops_nothing(context_tokens, fate):
+    """Four tokens of the budget are left, and nowhere to put them. Our servers say `length` there, others may not."""
+    case = Case(Budget(prompt_length=8, response_length=10, max_model_len=context_tokens), (ONE,))
+    trace = Trace(1)
+    first_id = first_token(0) + 2
+    for event in (
+        TurnStarted(0, 0, 0, 2),
+        Sent(0, 0, 0, 0, 0, 0, 2, {}),
+        Granted(0, 0, 6, "default", 10, 6),
+        Decoded(0, 0, 2, 6, 0),
+        Ended(0, 0, "abort", 6),
+        Delivered(0, 0, 6),
+        TurnEnded(0, 0, 0, "ok", ((first_id, 6),), "aborted", 0, 0, None),
+        SessionEnded(0, 0, "ok", 6, 6),
+    ):
+        trace.add(event)
+    trace.seal(WorldEnded(0, "done"))
+    assert {name: tally.tokens for name, tally in waste_of(case, trace).fates.items() if tally.tokens} == {fate: 6}
 
 
 def test_an_abort_at_the_very_end_of_the_budget_drops_nothing():

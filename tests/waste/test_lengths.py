@@ -100,7 +100,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
         lengths.read(tmp_path / "a.parquet", 100)
 
 
-# Named loads
+# NamedLoad loads
 
 
 def test_drawn_lengths_have_the_mean_and_the_tail():

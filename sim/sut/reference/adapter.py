@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from sim.sut.interface import Sut
+from sim.sut.framework import Sut
 from sim.sut.planted import PLANTED, Planted, factory
 from sim.sut.verl.adapter import VERL
 

@@ -3,8 +3,7 @@
 from typing import Any
 
 from sim.case import Router
-from sim.sut.framework import Framework
-from sim.sut.interface import Sut
+from sim.sut.framework import Framework, Sut
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.verl import balancer, config, servers
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sim.sut.framework import Framework
-from sim.sut.interface import Client, Context, Sut, SutError, unwrapped
+from sim.sut.framework import Framework, Sut
+from sim.sut.interface import Client, Context, SutError, unwrapped
 
 _CLIENTS = {"verl": "FullyAsyncLLMServerClient", "verl:plain": "LLMServerClient"}
 _BALANCER = "GlobalRequestLoadBalancer"
