@@ -193,12 +193,12 @@ FAULT = {"fault": "abort_all", "at": {"on": "time", "time_s": 0}, "replica": 0}
         (
             ("server", "dialect"),
             "tgi",
-            "server.dialect: there is no dialect 'tgi'; known are vllm, sglang, trtllm, plain-vllm, plain-sglang",
+            "server.dialect: unknown dialect 'tgi'; known are vllm, sglang, trtllm, plain-vllm, plain-sglang",
         ),
         (
             ("server", "dialect"),
             "plain_vllm",
-            "server.dialect: there is no dialect 'plain_vllm' (did you mean plain-vllm?); known are vllm, sglang, ",
+            "server.dialect: unknown dialect 'plain_vllm' (did you mean plain-vllm?); known are vllm, sglang, ",
         ),
         (("server", "dialect"), 7, "Expected `str`, got `int` - at `$.server.dialect` (it is 7)"),
         (("format",), 2, f"format is 2: this version of rollcage reads the formats 1 to {FORMAT}"),

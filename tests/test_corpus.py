@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sim import corpus
+from sim import case, corpus
 from sim.case import Budget, Case, Session
 from sim.migrations import FORMAT
 from sim.schema import CaseError
@@ -145,6 +145,11 @@ BAD = {
         r"case: Number out of range - at `\$.sessions\[0\].arrival_s`",
     ),
     "truncated": (corpus.dumps(ENTRY).encode()[:-40], "truncated"),
+    "bare-truncated": (case.dumps(CASE).encode()[:-5], "truncated"),
+    "bare-unknown-field": (
+        b'{"format": 1, "note": 1}',
+        r": Object contains unknown field `note` \(allowed are budget,",
+    ),
     "empty": (b"", "truncated"),
     "binary": (bytes(range(256)), "malformed"),
     "not-utf-8": (corpus.dumps(ENTRY).replace("here", "h\xe9re").encode("latin-1"), "Invalid UTF-8"),
@@ -160,7 +165,7 @@ BAD = {
         case_with(faults=[{**FAULT, "fault": "meteor"}]),
         r"case: Invalid value 'meteor' - at `\$.faults\[0\].fault` \(allowed are 'weight_update', 'abort_all', ",
     ),
-    "unknown-dialect": (case_with(server={"dialect": "tgi"}), "case: server.dialect: there is no dialect 'tgi'; known"),
+    "unknown-dialect": (case_with(server={"dialect": "tgi"}), "case: server.dialect: unknown dialect 'tgi'; known"),
     "case-of-another-type": (changed(lambda data: data.update(case=[])), "case: Expected `object`, got `array`"),
     "unknown-invariant": (
         changed(lambda data: data.update(invariant="Z9")),

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from sim.faults import Fault, register_fault
-from sim.schema import Index, Seconds
+from sim.schema import Index
 from sim.sut.reference.client import PinnedClient
 
 TRIES = 1000
@@ -16,24 +16,31 @@ TRIES = 1000
 
 @register_fault
 class AbortStorm(Fault, frozen=True, tag="abort_storm"):
-    """A request of `session` is aborted, and so are those that come in its place, `times` in all, each `calm_s` after
-    it was sent, or as soon as it is there."""
+    """A request of `session` is aborted, and so are those that come in its place, `times` in all, with `calm_s` in
+    between. With `whom` "all" a replica aborts the others too, each time."""
 
     session: Index
-    times: Annotated[int, Meta(ge=2, le=6)] = 2
-    calm_s: Seconds = 0.0
-    manner: Literal["soft", "hard"] = "soft"
+    times: Annotated[int, Meta(ge=5, le=9)] = 5
+    calm_s: Annotated[float, Meta(ge=0, le=0.5)] = 0.0
+    whom: Literal["one", "all"] = "one"
+
+    @property
+    def idle_s(self):
+        return self.times * self.calm_s
 
     async def act(self, stage):
-        done = 0
+        aborts = 0
         for _ in range(TRIES):
             if await stage.abort_request_of(self.session):
-                done += 1
-                if done == self.times:
+                aborts += 1
+                if self.whom == "all":
+                    await stage.abort_all(stage.everyone, reset_prefix_cache=True)
+                    await stage.resume(stage.everyone)
+                if aborts == self.times:
                     return ""
                 await stage.sleep(self.calm_s)
             await stage.sleep(0.01)
-        return f"skipped: only {done} requests came"
+        return f"skipped: only {aborts} requests came"
 
 
 class Impatient(PinnedClient):

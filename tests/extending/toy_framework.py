@@ -13,9 +13,8 @@ from typing import Any
 
 from msgspec import UNSET
 
-from sim.sut.framework import Framework, Returned
+from sim.sut.framework import Framework, Returned, Sut
 from sim.sut.frameworks import register_framework
-from sim.sut.interface import Sut
 from sim.transport.protocol import AskedFor, BalancerProtocol, RequestProtocol, ShownCounts
 
 # What it knows
@@ -306,6 +305,7 @@ def load(name):
 HIVE = Framework(
     name="hive",
     make_config=make_config,
+    budget_setting="longest_answer",
     make_params=make_params,
     requests=RequestProtocol("complete", read),
     trainer=Keeper(),

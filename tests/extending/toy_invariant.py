@@ -17,7 +17,9 @@ def check_one_at_a_time(evidence):
         for before, after in zip(turn.attempts, turn.attempts[1:], strict=False):
             if before.delivered is None or before.delivered.t_ns > after.sent.t_ns:
                 number = turn.started.turn
-                yield Violation("T1", f"session {session} turn {number} sent a request before it had its answer", session)
+                yield Violation(
+                    "T1", f"session {session} turn {number} sent a request before it had its answer", session
+                )
 
 
 register_invariant(Invariant("T1", "lifecycle", "A turn has one request at a time.", check_one_at_a_time))
