@@ -1,19 +1,14 @@
 """The balancer's end of the wire: it handles messages, says which replicas they are about, and shows its counts."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sim.transport.protocol import BalancerProtocol
 
+Shown = tuple[tuple[int | None, ...] | None, int | None]
+"""The balancer's own count for each replica (None: not registered), and in total; None where it shows none."""
 
-class Shown(NamedTuple):
-    """The balancer's own count for each replica (None: not registered), and in total; None where it shows none."""
-
-    loads: tuple[int | None, ...] | None
-    total: int | None
-
-
-_NOTHING = Shown(None, None)
+_NOTHING: Shown = (None, None)
 
 
 class BalancerPort:
@@ -39,7 +34,7 @@ class BalancerPort:
             by_replica, total = self._counts()
             if by_replica is None:
                 return _NOTHING
-            return Shown(tuple(map(by_replica.get, self._replica_names)), total)
+            return tuple(map(by_replica.get, self._replica_names)), total
         except Exception:  # a balancer may show something else, or fail: then it shows none
             return _NOTHING
 

@@ -17,11 +17,8 @@ class AskedFor(NamedTuple):
     limits: dict[str, Any]
 
 
-class ShownCounts(NamedTuple):
-    """A balancer's own count of requests in flight for each replica, by name, and in total; None where not shown."""
-
-    by_replica: Mapping[str, Any] | None
-    total: int | None
+ShownCounts = tuple[Mapping[str, Any] | None, int | None]
+"""A balancer's own count of requests in flight for each replica, by name, and in total; None where not shown."""
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,10 @@ def _counts(balancer: Any) -> Callable[[], ShownCounts]:
 
     def shown() -> ShownCounts:
         if get_status is None:
-            return ShownCounts(None, None)
+            return None, None
         status = get_status()
         total = status.get("total_inflight") if get_total is None else get_total()
-        return ShownCounts(status.get("servers", {}), total)
+        return status.get("servers", {}), total
 
     return shown
 
