@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from sim.sut.framework import Framework, Returned, Sut
 from sim.sut.frameworks import register_framework
-from sim.transport.protocol import AskedFor, BalancerProtocol, RequestProtocol, ShownCounts
+from sim.transport.protocol import AskedFor, BalancerProtocol, RequestProtocol
 
 # What it knows
 
@@ -185,7 +185,7 @@ def replicas(role, args, kwargs, result):
 def counts(queen):
     def shown():
         census = dict(queen.census())
-        return ShownCounts(census, sum(census.values()))
+        return census, sum(census.values())
 
     return shown
 

@@ -60,7 +60,7 @@ def test_sessions_and_replicas_are_some_that_there_are(strategy):
     both = kind("both", session=Index, replica=Index)
     seen = set()
 
-    @QUICK
+    @settings(QUICK, max_examples=200)
     @given(strategy())
     def look(case):
         for fault in case.faults:
