@@ -279,12 +279,11 @@ class SimulatedServer:
             self._engine.watch(request.number, request.tokens + threshold - self._watcher.total(request.session))
 
     async def _wait_for_step(self) -> None:
-        """Until no step is under way: vLLM's engine does what it is told between steps."""
-        now_ns = self._loop.now_ns
-        end_ns = self._engine.step_end_ns(now_ns)
-        if end_ns is not None:
+        """Until no step is under way: vLLM's engine does what it is told between steps. Who wakes when a step is to end
+        may come before the timer that ends it: that is seen to here."""
+        while (end_ns := self._engine.step_end_ns(self._loop.now_ns)) is not None:
             self._set_timer()
-            await asyncio.sleep((end_ns - now_ns) / NS_PER_S)
+            await asyncio.sleep((end_ns - self._loop.now_ns) / NS_PER_S)
 
     def _set_timer(self) -> None:
         """Sees to it that the server wakes in time for what the engine has due next. Waking too early does no harm."""

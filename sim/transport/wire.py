@@ -46,6 +46,14 @@ Deliver = Callable[[str, TurnInProgress | None, Callable[[], None]], None]
 has come. For who leads a world through an observed order of messages, or notes it."""
 
 
+class OwnFault(Exception):
+    """Raised to the loop where a server, which is ours, does not hold what it asserts: no caller is told."""
+
+    def __init__(self, error: AssertionError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> bool:
     """Feeds a caller's future; False where the caller is gone."""
     if future.done():
@@ -55,6 +63,10 @@ def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | N
     else:
         future.set_result(result)
     return True
+
+
+def _fail(error: AssertionError) -> None:
+    raise OwnFault(error) from error
 
 
 class Wire:
@@ -162,6 +174,8 @@ class Wire:
     ) -> None:
         try:
             answer = asyncio.ensure_future(generate(request, *args, **kwargs))
+        except AssertionError as error:
+            raise OwnFault(error) from error
         except Exception as error:
             self._send_back(request, future, None, error)
         else:
@@ -170,6 +184,8 @@ class Wire:
     def _answered(self, request: int, future: "asyncio.Future[Any]", answer: "asyncio.Future[Answer]") -> None:
         """The output is not copied: the server has made it for this call alone."""
         error = answer.exception()
+        if isinstance(error, AssertionError):
+            raise OwnFault(error) from error
         self._send_back(request, future, None if error is not None else answer.result(), error)
 
     def _send_back(
@@ -218,6 +234,8 @@ class Wire:
             await asyncio.sleep(self._server_delay_ns / NS_PER_S)
         try:
             result = await method(*args, **kwargs)
+        except AssertionError as error:
+            self._loop.call_soon(_fail, error)
         except Exception as error:
             _settle(future, None, error)
         else:
