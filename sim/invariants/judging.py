@@ -19,7 +19,7 @@ from typing import Any
 from sim.budget import turn_budget_tokens
 from sim.case import Case
 from sim.clock import to_ns
-from sim.events import Event, FaultFired, Logged, Message, SessionEnded, VersionChanged, WorldEnded
+from sim.events import Awaited, Event, FaultFired, Logged, Message, SessionEnded, VersionChanged, WorldEnded
 from sim.invariants.interface import Evidence
 from sim.invariants.routing_log import RoutingWatch
 from sim.invariants.table import INVARIANTS, with_numbers
@@ -130,6 +130,9 @@ class Judge:
     def _message(self, event: Message) -> None:
         self._watch.handle(event, self._roles.get(event.kind))
 
+    def _awaited(self, event: Awaited) -> None:
+        self._watch.begin(event)
+
     def _session_ended(self, event: SessionEnded) -> None:
         self._leaving[event.session] = None
 
@@ -204,6 +207,7 @@ class Judge:
 
 
 _BOOKED: dict[type[Any], Callable[[Judge, Any], None]] = {
+    Awaited: Judge._awaited,
     Message: Judge._message,
     SessionEnded: Judge._session_ended,
     VersionChanged: Judge._version_changed,

@@ -5,7 +5,8 @@ with a Ray actor. Arguments are copied as a serialising transport does, or share
 """
 
 import asyncio
-from collections.abc import Callable
+import inspect
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +14,13 @@ from typing import Any, Protocol
 
 from sim.case import Transport
 from sim.clock import NS_PER_S, to_ns
-from sim.events import Acquired, Delivered, Discarded, Message, Sent, spelled
+from sim.events import Acquired, Awaited, Delivered, Discarded, Message, Sent, spelled
 from sim.servers.port import Answer, Clock
 from sim.trace import Trace
 from sim.transport.balancer_port import BalancerPort
 from sim.transport.copies import copied_arguments
 from sim.transport.handles import Handle, Send
+from sim.transport.noticed import Noticed
 from sim.transport.protocol import RequestProtocol
 from sim.transport.signatures import Signature, signature_of
 
@@ -247,7 +249,8 @@ class Wire:
     def _send_message(
         self, port: BalancerPort, name: str, signature: Signature, /, *args: Any, **kwargs: Any
     ) -> "asyncio.Future[Any]":
-        """A call of the balancer, which handles one message after the other, in the order of their arrival."""
+        """A call of the balancer. It handles messages in the order of their arrival: one after the other, but that an
+        `async def` method lets others come in between wherever it awaits."""
         signature.check(args, kwargs)
         port.messages_in_flight += 1
         if self._copies:
@@ -279,6 +282,47 @@ class Wire:
             result = port.handle(name, args, kwargs)
         except Exception as raised:
             error = raised
+        else:
+            if inspect.isawaitable(result):
+                self._loop.create_task(self._await_message(result, port, name, args, kwargs, future, turn))
+                return
+        self._handled(port, name, args, kwargs, future, turn, result, error)
+
+    async def _await_message(
+        self,
+        answer: Awaitable[Any],
+        port: BalancerPort,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        future: "asyncio.Future[Any]",
+        turn: TurnInProgress | None,
+    ) -> None:
+        """The rest of a message to an `async def` method, which others may overtake, as in one of Ray's async actors."""
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = await Noticed(answer, partial(self._awaits, name, turn))
+        except Exception as raised:
+            error = raised
+        self._handled(port, name, args, kwargs, future, turn, result, error)
+
+    def _awaits(self, name: str, turn: TurnInProgress | None) -> None:
+        place = (turn.session, turn.turn) if turn else (None, None)
+        self._trace.add(Awaited(self._loop.now_ns, name, *place))
+
+    def _handled(
+        self,
+        port: BalancerPort,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        future: "asyncio.Future[Any]",
+        turn: TurnInProgress | None,
+        result: Any,
+        error: Exception | None,
+    ) -> None:
+        port.messages_in_flight -= 1
         replicas = port.replicas_of(name, args, kwargs, result)
         loads, total = port.shown()
         self._trace.add(
