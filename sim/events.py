@@ -87,7 +87,7 @@ class Decoded(_Event, frozen=True, tag="decoded"):
 
 
 class Ended(_Event, frozen=True, tag="ended"):
-    """The server is done with the request. `refused`: turned away at the gate; `error`: the call raised.
+    """The server is done with the request; see `Outcome`.
 
     `in_flight_tokens`: decoded by the step under way when the request was aborted by its id, for nobody.
     """

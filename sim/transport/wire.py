@@ -298,7 +298,7 @@ class Wire:
         future: "asyncio.Future[Any]",
         turn: TurnInProgress | None,
     ) -> None:
-        """The rest of a message to an `async def` method, which others may overtake, as in one of Ray's async actors."""
+        """The rest of a message to an `async def` method, which others may overtake, as in Ray's async actors."""
         result: Any = None
         error: Exception | None = None
         try:
