@@ -26,7 +26,7 @@ FLOORS = (
     ("sut",),
     ("world",),
     ("invariants",),
-    ("verdicts", "corpus", "search"),
+    ("elsewhere", "verdicts", "corpus", "search"),
     ("preflight",),
     ("waste",),
     ("report",),

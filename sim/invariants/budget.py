@@ -9,6 +9,9 @@ from sim.invariants.interface import Evidence, Invariant
 from sim.invariants.violation import Violation
 from sim.ledger import Attempt, Ledger, TurnRecord
 
+WITHOUT_A_WORD = "without a word"
+"""How a message of B8 ends where nothing was said."""
+
 MOST_GRANTS_SPELLED = 8
 """A message is read as a line."""
 
@@ -142,7 +145,7 @@ def check_fallback(evidence: Evidence) -> Iterator[Violation]:
         if attempt.sent.limits:
             yield Violation("B8", f"{where}, and it sent the limit {attempt.sent.limits}", session)
         elif not reported:
-            yield Violation("B8", f"{where}, and it left the limit to the server without a word", session)
+            yield Violation("B8", f"{where}, and it left the limit to the server {WITHOUT_A_WORD}", session)
 
 
 def check_limit_honoured(evidence: Evidence) -> Iterator[Violation]:

@@ -75,6 +75,13 @@ class Findings:
             if self.counts[violation.invariant] <= most:
                 self.violations.append(violation)
 
+    def drop(self, withdrawn: Sequence[Violation]) -> None:
+        """Takes back what was found."""
+        for violation in withdrawn:
+            self.violations.remove(violation)
+            self.counts[violation.invariant] -= 1
+        self.counts = +self.counts
+
 
 class Judge:
     """Judges one run of `case`: an observer of its trace. `findings` is complete when the run's last event was taken.
@@ -106,6 +113,11 @@ class Judge:
         self._roles: Mapping[str, Role] = {}
         self._warnings: dict[tuple[str, str], Logged] = {}
         self._stale_updates: list[VersionChanged] = []
+
+    @property
+    def warnings(self) -> Collection[Logged]:
+        """Each different warning of the system under test so far."""
+        return self._warnings.values()
 
     def take(self, trace: Trace, events: Sequence[Event]) -> None:
         """What happened next, as `sim.trace.Observer` has it."""

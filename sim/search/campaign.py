@@ -1,8 +1,9 @@
 """A campaign: draw worlds, run them on a SUT, keep and shrink what breaks.
 
 Operating rules:
+- D1 is judged by a second run of every `TWICE_EVERY`-th world, some of them in another process (`sim.elsewhere`).
 - First come the classic worlds, if any are given: they count as searched, and what they show is shrunk part by part.
-- Then Hypothesis draws the world; each is run under several schedules. Every `TWICE_EVERY`-th run is done twice (D1).
+- Then Hypothesis draws the world; each is run under several schedules.
 - An invariant is reported once a SUT. When a new one breaks, Hypothesis shrinks that violation before the search goes
   on, for at most `MOST_SHRINK_WORLDS` worlds (a race: `MOST_RACE_WORLDS`) and `MOST_SHRINK_STEPS` callbacks; then its
   schedule, and its case part by part.
@@ -25,6 +26,7 @@ import msgspec
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
+from sim import elsewhere
 from sim.case import Case, dumps
 from sim.invariants.table import INVARIANTS
 from sim.invariants.violation import Violation
@@ -36,6 +38,9 @@ from sim.verdicts import judged
 from sim.world import World
 
 TWICE_EVERY = 8
+ALL_AFAR = 16
+"""Of the worlds that are run twice, so many are run in another process as well; of the later ones each 2ⁿ-th."""
+
 MOST_SHRINK_WORLDS = 2000
 MOST_RACE_WORLDS = 9000
 MOST_SHRINK_STEPS = 10_000_000
@@ -86,6 +91,8 @@ class Campaign:
     seed: int
     worlds: int = 0
     shrink_worlds: int = 0
+    twice: int = 0
+    """Worlds that were run twice, since the other process was ready."""
     seconds: float = 0.0
     finds: list[Find] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
@@ -202,7 +209,8 @@ class _Search:
         try:
             if self.compare is None:
                 twice = "D1" in self.numbers and self._due_twice()
-                run = judged(case, campaign.sut, self.numbers, twice=twice)
+                afar = twice and self._due_afar()
+                run = judged(case, campaign.sut, self.numbers, twice=twice, in_two_processes=afar)
                 trace, found, steps = run.trace, run.violations, run.steps
             else:
                 world = World(case, campaign.sut)
@@ -229,6 +237,17 @@ class _Search:
     def _due_twice(self) -> bool:
         self._trials += 1
         return self.target == "D1" or (self.target is None and self._trials % TWICE_EVERY == 1)
+
+    def _due_afar(self) -> bool:
+        """Whether the second run has a third one in another process. These cost more: after the first few, fewer and
+        fewer have. Nobody who has but seconds waits for that process to start."""
+        if self.target is not None:
+            return self.target == "D1"
+        if self.bounds.seconds is not None and not elsewhere.is_ready():
+            return False
+        campaign = self.campaign
+        campaign.twice += 1
+        return campaign.twice <= ALL_AFAR or campaign.twice.bit_count() == 1
 
     def out_of_bounds(self) -> bool:
         if self.bounds.worlds is not None:
@@ -334,6 +353,8 @@ def run_campaign(
     campaign = Campaign(sut, seed)
     started = time.monotonic()
     wanted = set(numbers) - set(known)
+    if "D1" in wanted:
+        elsewhere.begin()
 
     def new_search(run_seed: int, target: str | None = None) -> _Search:
         return _Search(campaign, numbers, bounds, frozenset(known), compare, progress, stop, started, run_seed, target)
