@@ -36,7 +36,7 @@ class Ask(msgspec.Struct, frozen=True):
     events: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True):
+class RanElsewhere(msgspec.Struct, frozen=True):
     """`digest`: of what the SUT did, its warnings left out. `violations`: (invariant, message). `events`: in words, if
     they were asked for. `failed`: why there is no answer."""
 
@@ -74,7 +74,7 @@ class _Process:
             self._greeted = self._line(0.0) is not None
         return self._greeted
 
-    def ask(self, question: Ask) -> Answer | None:
+    def ask(self, question: Ask) -> RanElsewhere | None:
         """Its answer; None where it has none, and never will."""
         deadline = time.perf_counter() + _PATIENCE_S
         if not self._greeted and self._line(_PATIENCE_S) is None:
@@ -83,7 +83,7 @@ class _Process:
         if not self._send(question):
             return None
         line = self._line(deadline - time.perf_counter())
-        return None if line is None else msgspec.json.decode(line, type=Answer)
+        return None if line is None else msgspec.json.decode(line, type=RanElsewhere)
 
     def end(self) -> None:
         self._process.kill()
@@ -145,7 +145,7 @@ def is_ready() -> bool:
     return isinstance(_process, _Process) and _process.is_ready
 
 
-def run(sut: Sut, case: Case, *, events: bool = False) -> Answer | None:
+def run(sut: Sut, case: Case, *, events: bool = False) -> RanElsewhere | None:
     """Runs a case there; None where that cannot be done."""
     global _process
     if not can_run(sut, case):

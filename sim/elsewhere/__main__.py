@@ -7,7 +7,7 @@ import sys
 import msgspec
 
 from sim.case import Budget, Case, Session
-from sim.elsewhere import Answer, Ask, Hello
+from sim.elsewhere import RanElsewhere, Ask, Hello
 from sim.invariants.harness import deeds, digest_of_deeds
 from sim.invariants.judging import judge
 from sim.registry import load_plugin
@@ -16,16 +16,18 @@ from sim.sut.registry import CLEAN, load_sut
 from sim.world import run_world
 
 
-def _answer(sut: Sut, case: Case, events: bool) -> Answer:
+def _answer(sut: Sut, case: Case, events: bool) -> RanElsewhere:
     try:
         trace = run_world(case, sut)
         violations = [(each.invariant, each.message) for each in judge(case, trace)]
-        return Answer(digest_of_deeds(trace), violations, [repr(event) for event in deeds(trace)] if events else [])
+        return RanElsewhere(
+            digest_of_deeds(trace), violations, [repr(event) for event in deeds(trace)] if events else []
+        )
     except Exception as error:
-        return Answer(failed=repr(error))
+        return RanElsewhere(failed=repr(error))
 
 
-def _write(to: int, answer: Answer | None) -> None:
+def _write(to: int, answer: RanElsewhere | None) -> None:
     left = (b"{}" if answer is None else msgspec.json.encode(answer)) + b"\n"
     while left:
         left = left[os.write(to, left) :]
@@ -51,14 +53,14 @@ def main() -> None:
             if ask.sut not in suts:
                 suts[ask.sut] = load_sut(ask.sut)
         except Exception as error:
-            _write(out, Answer(failed=repr(error)))
+            _write(out, RanElsewhere(failed=repr(error)))
             continue
         child = os.fork()
         if not child:
             _write(out, _answer(suts[ask.sut], ask.case, ask.events))
             os._exit(0)
         if os.waitpid(child, 0)[1]:
-            _write(out, Answer(failed="the run died"))
+            _write(out, RanElsewhere(failed="the run died"))
 
 
 if __name__ == "__main__":

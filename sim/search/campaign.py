@@ -1,7 +1,7 @@
 """A campaign: draw worlds, run them on a SUT, keep and shrink what breaks.
 
 Operating rules:
-- D1 is judged by a second run of every `TWICE_EVERY`-th world, some of them in another process (`sim.elsewhere`).
+- D1 is judged by a second run of every `TWICE_EVERY`-th world, some of them in another process (`sim.search.afar`).
 - First come the classic worlds, if any are given: they count as searched, and what they show is shrunk part by part.
 - Then Hypothesis draws the world; each is run under several schedules.
 - An invariant is reported once a SUT. When a new one breaks, Hypothesis shrinks that violation before the search goes
@@ -30,6 +30,7 @@ from sim import elsewhere
 from sim.case import Case, dumps
 from sim.invariants.table import INVARIANTS
 from sim.invariants.violation import Violation
+from sim.search.afar import Afar
 from sim.search.schedules import MORE_FOR_A_RACE, under_schedules
 from sim.search.shrink import shrink_schedule, shrink_world
 from sim.sut.framework import Sut
@@ -38,9 +39,6 @@ from sim.verdicts import judged
 from sim.world import World
 
 TWICE_EVERY = 8
-ALL_AFAR = 16
-"""Of the worlds that are run twice, so many are run in another process as well; of the later ones each 2ⁿ-th."""
-
 MOST_SHRINK_WORLDS = 2000
 MOST_RACE_WORLDS = 9000
 MOST_SHRINK_STEPS = 10_000_000
@@ -91,8 +89,7 @@ class Campaign:
     seed: int
     worlds: int = 0
     shrink_worlds: int = 0
-    twice: int = 0
-    """Worlds that were run twice, since the other process was ready."""
+    afar: Afar = field(default_factory=Afar)
     seconds: float = 0.0
     finds: list[Find] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
@@ -112,9 +109,7 @@ class Campaign:
     @property
     def idle(self) -> str:
         """How the client did nothing in all these worlds, so that little was tested; empty where it did something."""
-        if not self.worlds:
-            return ""
-        if self.decoded and self.some_turn_ended_well:
+        if not self.worlds or (self.decoded and self.some_turn_ended_well):
             return ""
         worlds = f"in {self.worlds} world{'s' * (self.worlds != 1)}"
         failed = f", and calls failed, as with {self.an_error}" if self.an_error else ""
@@ -209,7 +204,7 @@ class _Search:
         try:
             if self.compare is None:
                 twice = "D1" in self.numbers and self._due_twice()
-                afar = twice and self._due_afar()
+                afar = twice and campaign.afar.is_due(self.target, self.bounds.seconds is None)
                 run = judged(case, campaign.sut, self.numbers, twice=twice, in_two_processes=afar)
                 trace, found, steps = run.trace, run.violations, run.steps
             else:
@@ -237,17 +232,6 @@ class _Search:
     def _due_twice(self) -> bool:
         self._trials += 1
         return self.target == "D1" or (self.target is None and self._trials % TWICE_EVERY == 1)
-
-    def _due_afar(self) -> bool:
-        """Whether the second run has a third one in another process. These cost more: after the first few, fewer and
-        fewer have. Nobody who has but seconds waits for that process to start."""
-        if self.target is not None:
-            return self.target == "D1"
-        if self.bounds.seconds is not None and not elsewhere.is_ready():
-            return False
-        campaign = self.campaign
-        campaign.twice += 1
-        return campaign.twice <= ALL_AFAR or campaign.twice.bit_count() == 1
 
     def out_of_bounds(self) -> bool:
         if self.bounds.worlds is not None:
