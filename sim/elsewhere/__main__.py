@@ -7,7 +7,7 @@ import sys
 import msgspec
 
 from sim.case import Budget, Case, Session
-from sim.elsewhere import RanElsewhere, Ask, Hello
+from sim.elsewhere import Ask, Hello, RanElsewhere
 from sim.invariants.harness import deeds, digest_of_deeds
 from sim.invariants.judging import judge
 from sim.registry import load_plugin

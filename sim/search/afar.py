@@ -15,8 +15,8 @@ class Afar:
     due: int = 0
 
     def is_due(self, target: str | None, waits: bool) -> bool:
-        """Whether a world that is run twice is run there too. `target`: the invariant that is being shrunk. `waits`: for
-        the other process to start; who has but seconds does not."""
+        """Whether a world that is run twice is run there too. `target`: the invariant that is being shrunk. `waits`:
+        for the other process to start; who has but seconds does not."""
         if target is not None:
             return target == "D1"
         if not (waits or elsewhere.is_ready()):
