@@ -96,7 +96,8 @@ class Wire:
         self.calls_under_way = 0
         """Calls to servers that have not come to their end."""
         self._release_delays: list[tuple[int, int]] = []
-        """How late releases reach the balancer on top of its delay: (until when, by how much), both in ns."""
+        """How late releases reach the balancer on top of its delay: (until when, by how much), both in ns. Of several
+        that hold at once it is the longest."""
 
     def delay_releases(self, until_ns: int, late_ns: int) -> None:
         """See `sim.world.ports.Network`."""
@@ -258,7 +259,9 @@ class Wire:
         future: asyncio.Future[Any] = self._loop.create_future()
         delay_ns = self._balancer_delay_ns
         if self._release_delays and port.protocol.roles.get(name) == "release":
-            delay_ns += sum([late_ns for until_ns, late_ns in self._release_delays if self._loop.now_ns < until_ns])
+            now_ns = self._loop.now_ns
+            self._release_delays = [each for each in self._release_delays if now_ns < each[0]]
+            delay_ns += max([late_ns for _, late_ns in self._release_delays], default=0)
         turn = current_turn.get()
         if self._deliver is None:
             self._after(delay_ns, self._deliver_message, port, name, args, kwargs, future, turn)
