@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from sim.budget import generated_before_tokens, returned_tokens, usable, used_before_tokens
+from sim.budget import generated_before_tokens, returned_tokens, spelled_config, usable, used_before_tokens
 from sim.case import explicit_limit, params_owner
 from sim.events import Granted
 from sim.invariants.interface import Evidence, Invariant
@@ -141,7 +141,8 @@ def check_fallback(evidence: Evidence) -> Iterator[Violation]:
     for session, turn, attempt, _ in _granted(evidence.ledger):
         if explicit_limit(case, session) is not None or attempt.sent.attempt > 0:
             continue
-        where = f"session {session} turn {turn.started.turn}: response_length is {configured!r} in the client's config"
+        value = spelled_config(configured)
+        where = f"session {session} turn {turn.started.turn}: response_length is {value} in the client's config"
         if attempt.sent.limits:
             yield Violation("B8", f"{where}, and it sent the limit {attempt.sent.limits}", session)
         elif not reported:
