@@ -11,6 +11,11 @@ def usable(response_length: object) -> bool:
     return type(response_length) is int and response_length > 0
 
 
+def spelled_config(response_length: object) -> str:
+    """A response_length of a config, as a reader knows it."""
+    return "missing" if response_length is UNSET else repr(response_length)
+
+
 def odd_config(case: Case) -> str:
     """What is odd on purpose in the config that the client of this world is given; empty where nothing is."""
     configured = case.budget.client_response_length

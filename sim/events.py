@@ -87,7 +87,7 @@ class Decoded(_Event, frozen=True, tag="decoded"):
 
 
 class Ended(_Event, frozen=True, tag="ended"):
-    """The server is done with the request. `refused`: turned away at the gate; `error`: the call raised.
+    """The server is done with the request; see `Outcome`.
 
     `in_flight_tokens`: decoded by the step under way when the request was aborted by its id, for nobody.
     """
@@ -113,11 +113,20 @@ class Discarded(_Event, frozen=True, tag="discarded"):
     tokens: int
 
 
+class Awaited(_Event, frozen=True, tag="awaited"):
+    """The balancer's `async def` method for a message awaits something: its `Message` comes at the end of that, and
+    others may be handled in between."""
+
+    kind: str
+    session: int | None
+    turn: int | None
+
+
 class Message(_Event, frozen=True, tag="message"):
     """The balancer has handled a message about `replicas`.
 
     `loads`: its own count for each replica afterwards (None: not registered), None where it shows none;
-    `total`: its get_total_inflight. `in_flight`: messages on their way to it.
+    `total`: its get_total_inflight. `in_flight`: messages on their way to it, or begun and not handled.
     """
 
     kind: str
@@ -217,6 +226,7 @@ Event = (
     | Ended
     | Delivered
     | Discarded
+    | Awaited
     | Message
     | Paused
     | Resumed

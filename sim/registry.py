@@ -89,12 +89,21 @@ def import_from_here(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
+_plugins: dict[str, None] = {}
+
+
+def plugins_loaded() -> list[str]:
+    """The modules that were named as plugins."""
+    return list(_plugins)
+
+
 def load_plugin(module: str) -> None:
     """Imports a module that registers something. Raises `RegistrationError` that says why it cannot be imported."""
     try:
         import_from_here(module)
     except (Exception, SystemExit) as error:  # whatever the module's own code raises
         raise RegistrationError(f"plugin {module}: cannot be imported: {type(error).__name__}: {error}") from error
+    _plugins[module] = None
 
 
 _installed_are_loaded = False

@@ -26,7 +26,7 @@ FLOORS = (
     ("sut",),
     ("world",),
     ("invariants",),
-    ("verdicts", "corpus", "search"),
+    ("elsewhere", "verdicts", "corpus", "search"),
     ("preflight",),
     ("waste",),
     ("report",),
@@ -57,8 +57,9 @@ FOREIGN_PRIVATES = {
         "_run",
         "_set_running_loop",
     },
+    "sim/elsewhere/": {"_exit"},
 }
-"""Underscore names of CPython and SimPy, by the one room that may use them."""
+"""Underscore names of CPython and SimPy, by the room that may use them."""
 
 NAMEDTUPLE_METHODS = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
 

@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import click
 
@@ -57,10 +57,12 @@ def replay(
         entries = [(path, corpus.read(path)) for path in files]
         suts = load_suts(names)
         jobs = [(path, entry, sut) for path, entry in entries for sut in suts or suts_with_verdict(entry)]
-        if engine is not None:
-            _replay_on_vllm(jobs, as_json)
-        replays = [corpus.replay(path, entry, sut) for path, entry, sut in jobs]
+        on_vllm = None if engine is None else _replay_on_vllm(jobs, as_json)
+        replays = [] if on_vllm is not None else [corpus.replay(path, entry, sut) for path, entry, sut in jobs]
         changed = _accept(replays) if accept else []
+    if on_vllm is not None:
+        click.echo(on_vllm.text)
+        sys.exit(FOUND if on_vllm.differs else 0)
     if as_json:
         rows = [
             {key: getattr(r, key) for key in ("path", "sut", "expected", "observed", "ok", "news")} for r in replays
@@ -80,8 +82,14 @@ def _accept(replays: Sequence[corpus.Replay]) -> list[Path]:
         unusable(f"{error.filename}: cannot be written: {error.strerror}")
 
 
-def _replay_on_vllm(jobs: Sequence[_Job], as_json: bool) -> NoReturn:
-    """Replays on real vLLM and ends the command."""
+class _OnVllm(NamedTuple):
+    """What is to be said of replays on real vLLM, and whether reality and simulation differ in one of them."""
+
+    text: str
+    differs: bool
+
+
+def _replay_on_vllm(jobs: Sequence[_Job], as_json: bool) -> _OnVllm:
     try:
         session = importlib.import_module("gpu_checks.session")
         replays_module = importlib.import_module("gpu_checks.replay")
@@ -105,8 +113,8 @@ def _replay_on_vllm(jobs: Sequence[_Job], as_json: bool) -> NoReturn:
             )
     except session.VllmUnusable as error:
         unusable(str(error))
-    click.echo(json.dumps(replays_module.summary(replays)) if as_json else replays_module.table(replays))
-    sys.exit(FOUND if any(each.verdict == "missed" for each in replays) else 0)
+    text = json.dumps(replays_module.summary(replays)) if as_json else replays_module.table(replays)
+    return _OnVllm(text, any(each.verdict == "missed" for each in replays))
 
 
 def _tell(replays: Sequence[corpus.Replay]) -> None:

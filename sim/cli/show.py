@@ -10,7 +10,7 @@ from sim import corpus
 from sim.cli.exits import INTERRUPTED, guarded, unusable
 from sim.cli.options import plugins
 from sim.cli.progress import progress_bar
-from sim.cli.suts import suts_with_verdict
+from sim.cli.suts import sut_to_show
 from sim.report.page import page
 from sim.report.timeline import timeline as laid_out
 from sim.report.world import as_json, world_report
@@ -20,7 +20,12 @@ from sim.verdicts import judged
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="CASE")
-@click.option("--sut", "name", metavar="NAME", help="On what (default: a built-in SUT).")
+@click.option(
+    "--sut",
+    "name",
+    metavar="NAME",
+    help="On what (default: whom the case expects to violate something, else the known-good client).",
+)
 @click.option("--timeline", type=click.Path(path_type=Path), metavar="FILE", help="Write a trace for ui.perfetto.dev.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page that needs nothing else.")
 @click.option("--json", "in_json", is_flag=True, help="One JSON object on standard output.")
@@ -33,7 +38,7 @@ def show(path: Path, name: str | None, timeline: Path | None, html: Path | None,
     with guarded():
         entry = corpus.read(path)
         case = entry.case
-        sut = load_sut(name) if name is not None else suts_with_verdict(entry)[0]
+        sut = load_sut(name) if name is not None else sut_to_show(entry)
         if case.repeat > 1:
             if timeline is not None or html is not None:
                 raise click.UsageError(

@@ -14,11 +14,19 @@ def load_suts(names: Iterable[str]) -> list[Sut]:
     return [load_sut(name) for name in names]
 
 
+def sut_to_show(entry: Entry) -> Sut:
+    """On what to show a case, if nobody says: the known-good client, unless a verdict is expected."""
+    return suts_with_verdict(entry)[0] if any(_named(entry)) else load_sut(CLEAN)
+
+
+def _named(entry: Entry) -> list[str]:
+    """The SUTs with a verdict that can be loaded by their key: built-in ones if there are any."""
+    known = [name for name in builtin_names() if name in entry.expected]
+    # A find of one's own client names it; a package's key has a version and is left to --sut.
+    return known or [key for key in entry.expected if "==" not in key]
+
+
 def suts_with_verdict(entry: Entry) -> list[Sut]:
     """The built-in SUTs that a kept case has a verdict for, those that violate something first."""
-    known = [name for name in builtin_names() if name in entry.expected]
-    if not known:
-        # A find of one's own client names it; a package's key has a version and is left to --sut.
-        known = [key for key in entry.expected if "==" not in key]
-    known.sort(key=lambda name: not entry.expected[name])
+    known = sorted(_named(entry), key=lambda name: not entry.expected[name])
     return load_suts(known or DEMONSTRATION)

@@ -140,7 +140,11 @@ class Settings:
         if given.dialect is None:
             parts.append(found.dialect)
         if self.conditions.with_engine:
-            parts += [f"{name} {value}" for name, value in found.engine.items() if name not in given.of_engine]
+            parts += [
+                f"{name} {value}" + " (unset: verl's default)" * (name in found.unset)
+                for name, value in found.engine.items()
+                if name not in given.of_engine
+            ]
         if given.replicas is None and found.replicas is not None:
             replicas = f"{found.replicas} replica{'s' * (found.replicas > 1)}"
             parts.append(f"{replicas} ({found.gpus} GPUs, {found.gpus_per_replica} for each)")

@@ -5,7 +5,7 @@ own.
 """
 
 from sim.dialects.defaults import DefaultLimit, FixedLimit, LengthSettings, PromptAllowance, Room
-from sim.dialects.dialect import Dialect, Grant, NoRoom, Outcome, Refused
+from sim.dialects.dialect import Dialect, Grant, IllFormed, NoRoom, Outcome, Refused
 from sim.dialects.limits import LIMIT_KEYS, MAX_NEW_TOKENS_KEY, MAX_TOKENS_KEY
 from sim.dialects.sglang import PLAIN_SGLANG, SGLANG
 from sim.dialects.trtllm import TRTLLM
@@ -32,6 +32,7 @@ __all__ = [
     "Dialect",
     "FixedLimit",
     "Grant",
+    "IllFormed",
     "LengthSettings",
     "NoRoom",
     "Outcome",

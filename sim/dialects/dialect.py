@@ -7,8 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 from sim.dialects.defaults import DefaultLimit, LengthSettings
 
-Outcome = Literal["stop", "length", "abort", "refused", "error"]
-"""How a request ends. `refused`: turned away at the gate; `error`: the call raised."""
+Outcome = Literal["stop", "length", "abort", "refused", "error", "ill-formed"]
+"""How a request ends. `refused`: turned away at the gate; `error`: the call raised; `ill-formed`: it raised over a
+request that no server could take, which is the client's doing."""
 
 
 class Grant(NamedTuple):
@@ -22,6 +23,10 @@ class Grant(NamedTuple):
 
 class Refused(ValueError):
     """A request that the server does not take; verl's servers raise ValueError."""
+
+
+class IllFormed(Refused, TypeError):
+    """What is sent is no request: an empty prompt, ids or a limit that are no integers."""
 
 
 class NoRoom(Refused):
@@ -72,8 +77,8 @@ class Dialect:
     def take_grant(self, lengths: LengthSettings, prompt_tokens: int, params: MutableMapping[str, Any]) -> Grant:
         """The grant for one request. The limit that was used is taken out of `params`, as verl's servers do.
 
-        Raises `Refused` for a request that the server does not take, TypeError for a limit that is no integer and for
-        a spelling that it does not know.
+        Raises `Refused` for a request that the server does not take, `IllFormed` for a limit that is no integer, and
+        TypeError for a spelling that it does not know.
         """
         context_tokens = lengths.context_tokens
         room = context_tokens - prompt_tokens - self.reserved_tokens
@@ -112,4 +117,4 @@ def _whole(key: str, limit: Any) -> int:
     try:
         return operator.index(limit)
     except TypeError:
-        raise TypeError(f"{key} must be an integer, not {limit!r}") from None
+        raise IllFormed(f"{key} must be an integer, not {limit!r}") from None

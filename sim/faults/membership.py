@@ -36,7 +36,8 @@ class ClearSticky(Fault, frozen=True, tag="clear_sticky"):
 
 
 class DelayReleases(Fault, frozen=True, tag="delay_releases"):
-    """From `at` on, for `duration_s`, every release reaches the balancer `delay_s` late."""
+    """From `at` on, for `duration_s`, every release reaches the balancer `delay_s` late, however often it has
+    come; of several such faults the longest holds."""
 
     delay_s: Seconds
     duration_s: Seconds = MAX_TIME_S

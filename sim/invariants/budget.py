@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 
-from sim.budget import generated_before_tokens, returned_tokens, usable, used_before_tokens
+from sim.budget import generated_before_tokens, returned_tokens, spelled_config, usable, used_before_tokens
 from sim.case import explicit_limit, params_owner
 from sim.events import Granted
 from sim.invariants.interface import Evidence, Invariant
 from sim.invariants.violation import Violation
 from sim.ledger import Attempt, Ledger, TurnRecord
+
+WITHOUT_A_WORD = "without a word"
+"""How a message of B8 ends where nothing was said."""
 
 MOST_GRANTS_SPELLED = 8
 """A message is read as a line."""
@@ -139,11 +142,12 @@ def check_fallback(evidence: Evidence) -> Iterator[Violation]:
     for session, turn, attempt, _ in _granted(evidence.ledger):
         if explicit_limit(case, session) is not None or attempt.sent.attempt > 0:
             continue
-        where = f"session {session} turn {turn.started.turn}: {setting} is {configured!r} in the client's config"
+        value = spelled_config(configured)
+        where = f"session {session} turn {turn.started.turn}: {setting} is {value} in the client's config"
         if attempt.sent.limits:
             yield Violation("B8", f"{where}, and it sent the limit {attempt.sent.limits}", session)
         elif not reported:
-            yield Violation("B8", f"{where}, and it left the limit to the server without a word", session)
+            yield Violation("B8", f"{where}, and it left the limit to the server {WITHOUT_A_WORD}", session)
 
 
 def check_limit_honoured(evidence: Evidence) -> Iterator[Violation]:

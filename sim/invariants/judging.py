@@ -19,7 +19,7 @@ from typing import Any
 from sim.budget import turn_budget_tokens
 from sim.case import Case
 from sim.clock import to_ns
-from sim.events import Event, FaultFired, Logged, Message, SessionEnded, VersionChanged, WorldEnded
+from sim.events import Awaited, Event, FaultFired, Logged, Message, SessionEnded, VersionChanged, WorldEnded
 from sim.invariants.interface import Evidence
 from sim.invariants.routing_log import RoutingWatch
 from sim.invariants.table import INVARIANTS, with_numbers
@@ -75,6 +75,13 @@ class Findings:
             if self.counts[violation.invariant] <= most:
                 self.violations.append(violation)
 
+    def drop(self, withdrawn: Sequence[Violation]) -> None:
+        """Takes back what was found."""
+        for violation in withdrawn:
+            self.violations.remove(violation)
+            self.counts[violation.invariant] -= 1
+        self.counts = +self.counts
+
 
 class Judge:
     """Judges one run of `case`: an observer of its trace. `findings` is complete when the run's last event was taken.
@@ -107,6 +114,11 @@ class Judge:
         self._warnings: dict[tuple[str, str], Logged] = {}
         self._stale_updates: list[VersionChanged] = []
 
+    @property
+    def warnings(self) -> Collection[Logged]:
+        """Each different warning of the system under test so far."""
+        return self._warnings.values()
+
     def take(self, trace: Trace, events: Sequence[Event]) -> None:
         """What happened next, as `sim.trace.Observer` has it."""
         self._roles = trace.roles
@@ -129,6 +141,9 @@ class Judge:
 
     def _message(self, event: Message) -> None:
         self._watch.handle(event, self._roles.get(event.kind))
+
+    def _awaited(self, event: Awaited) -> None:
+        self._watch.begin(event)
 
     def _session_ended(self, event: SessionEnded) -> None:
         self._leaving[event.session] = None
@@ -205,6 +220,7 @@ class Judge:
 
 
 _BOOKED: dict[type[Any], Callable[[Judge, Any], None]] = {
+    Awaited: Judge._awaited,
     Message: Judge._message,
     SessionEnded: Judge._session_ended,
     VersionChanged: Judge._version_changed,

@@ -79,7 +79,7 @@ def check_zero_tokens(evidence: Evidence) -> Iterator[Violation]:
             continue
         outcomes = [ended.outcome for attempt in turn.attempts for ended in attempt.ended]
         empty = any(attempt.delivered is not None and attempt.delivered.tokens == 0 for attempt in turn.attempts)
-        if empty and "error" not in outcomes:
+        if empty and not {"error", "ill-formed"} & set(outcomes):
             yield Violation(
                 "A5",
                 f"session {session} turn {turn.started.turn} got an answer of 0 tokens and failed: {turn.ended.error}",
@@ -88,7 +88,8 @@ def check_zero_tokens(evidence: Evidence) -> Iterator[Violation]:
 
 
 def failures_of_itself(ledger: Ledger) -> list[tuple[int, TurnRecord]]:
-    """The turns, with their session, whose call raised although neither a server nor the balancer failed it."""
+    """The turns, with their session, whose call raised although neither a server nor the balancer failed it. A server
+    that cannot take what is no request has not failed."""
     return [(session, turn) for session, turn in ledger.turns() if _failed_of_itself(turn)]
 
 
@@ -96,6 +97,12 @@ def _failed_of_itself(turn: TurnRecord) -> bool:
     if turn.ended is None or turn.ended.outcome != "error" or turn.balancer_failed:
         return False
     return not any(ended.outcome in ("error", "refused") for attempt in turn.attempts for ended in attempt.ended)
+
+
+def _ill_formed(turn: TurnRecord) -> str:
+    """What was wrong with a request of the turn that no server could take; empty where there is none."""
+    wrong = [end.error for attempt in turn.attempts for end in attempt.ended if end.outcome == "ill-formed"]
+    return wrong[0] or "" if wrong else ""
 
 
 def check_failures_have_a_cause(evidence: Evidence) -> Iterator[Violation]:
@@ -112,8 +119,11 @@ def check_failures_have_a_cause(evidence: Evidence) -> Iterator[Violation]:
             how = "says that it was cancelled, and nobody cancelled it"
         elif _failed_of_itself(turn):
             how = f"failed on its own: {ended.error}"
+            bad = _ill_formed(turn)
+            if bad:
+                how = f"sent what is no request ({bad}), and failed: {ended.error}"
             odd = odd_config(evidence.case)
-            if odd and (evidence.factory_raised or evidence.budget_setting in how):
+            if odd and (bad or evidence.factory_raised or evidence.budget_setting in how):
                 how += f" ({odd})"
         else:
             continue

@@ -1,11 +1,11 @@
 """What the messages to a balancer show, one by one: choices among replicas, and counts, that no rule allows."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from sim.case import Case
-from sim.events import Message
+from sim.events import Awaited, Message
 from sim.invariants.balancer_truth import Acquire, BalancerTruth
 from sim.invariants.violation import Violation
 from sim.trace import Role
@@ -42,6 +42,10 @@ class RoutingLog:
             self.found[number].clear()
 
 
+_Begun = tuple[str, int | None, int | None]
+"""Kind, session and turn of a message."""
+
+
 class RoutingWatch:
     """Follows the messages in the order in which the balancer handled them, and keeps the log."""
 
@@ -49,10 +53,36 @@ class RoutingWatch:
         self.truth = BalancerTruth(case.replicas)
         self.log = RoutingLog(Choices(case.replicas))
         self._sticky_router = case.router.sticky
+        self._begun: dict[_Begun, deque[int]] = {}
+        """Messages that the balancer has begun to handle, and awaits something for: when it began, by `_turns`."""
+        self._turns = 0
+        """How often a message was begun so, or handled."""
+
+    def begin(self, message: Awaited) -> None:
+        """Takes a message that the balancer has begun to handle, and has not come to the end of."""
+        self._turns += 1
+        began = -1 if self._begun else self._turns
+        self._begun.setdefault((message.kind, message.session, message.turn), deque()).append(began)
+
+    def _was_alone(self, message: Message) -> bool:
+        """Whether no other message was handled, or begun to be, while this one was."""
+        key = message.kind, message.session, message.turn
+        began = self._turns
+        if key in self._begun:
+            began = self._begun[key].popleft()
+            if not self._begun[key]:
+                del self._begun[key]
+        alone = began == self._turns and not self._begun
+        self._turns += 1
+        return alone
 
     def handle(self, message: Message, role: Role | None) -> None:
         """Takes the next message; `role` as in `BalancerTruth.handle`."""
         truth, number = self.truth, self.truth.num_messages
+        if not self._was_alone(message):
+            # What it knew when it chose, and what it counts meanwhile, depends on how far it was with the others.
+            truth.handle(message, role)
+            return
         if role == "acquire" and message.error is None and message.session is not None and message.replicas:
             self._look_at_choice(number, message.session, message.replicas[0])
         truth.handle(message, role)

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from sim.preflight import read_flags, read_shell, read_workflow, read_yaml
@@ -63,11 +64,11 @@ def read_file(path: Path, env: Mapping[str, str]) -> Reading:
         raise PreflightError(f"{path}: cannot be read as text of at most {FILE_BYTES_MAX} bytes")
     file = str(path)
     if path.suffix in YAML_SUFFIXES:
-        reading = _read_document(text, file, lambda _: None, env)
+        reading = _read_document(text, file, partial(_beside, path), env)
     elif text.lstrip().startswith("-"):
         reading = Reading([read_flags.read_vllm_command(text, file)])
     else:
-        reading = read_shell.read_shell(text, file)
+        reading = read_shell.read_shell(text, file, partial(_beside, path))
     if reading.errors:
         raise PreflightError(reading.errors[0])
     if not reading.launches:
@@ -99,6 +100,17 @@ def _text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def _beside(caller: Path, called: str) -> tuple[str, str] | None:
+    """The script that a path means in a file: from the file's folder, the working directory, or one above the file."""
+    relative = called.removeprefix("./")
+    for folder in (caller.parent, Path(), *caller.resolve().parents):
+        path = folder / relative
+        text = _text(path) if path.is_file() else None
+        if text is not None:
+            return str(path), text
+    return None
 
 
 def _called(called: str, scripts: Mapping[str, tuple[str, str]]) -> tuple[str, str] | None:

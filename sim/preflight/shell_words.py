@@ -155,9 +155,15 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+    ast.FloorDiv: lambda a, b: _quotient(a, b),
+    ast.Mod: lambda a, b: a - b * _quotient(a, b),
 }
+
+
+def _quotient(a: int, b: int) -> int:
+    """Rounded towards 0, as a shell does; the remainder has the sign of the dividend."""
+    rounded = abs(a) // abs(b)
+    return rounded if (a < 0) == (b < 0) else -rounded
 
 
 def calculate(expression: str, values: dict[str, str]) -> int | None:

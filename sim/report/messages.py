@@ -12,6 +12,8 @@ from sim.verdicts import Judged
 
 MESSAGES_AROUND = 4, 5
 """Messages to the balancer that are shown before and after the one that is evidence."""
+_MOST_DECISIVE = 6
+"""Earlier messages that are shown of what decided it: of the session in question, and of replicas that come and go."""
 _COUNTS_CHARS = 60
 
 
@@ -32,8 +34,9 @@ MESSAGE_HEADS = MessageRow("", "message", "time", "kind", "session", "replica", 
 
 
 def message_rows(run: Judged, violations: Sequence[Violation]) -> list[MessageRow]:
-    """The balancer's messages around the first violation of each routing invariant, and the last of all; what lies
-    between is one row of dots. Counts are those of the replicas in their order, after the message."""
+    """The balancer's messages around the first violation of each routing invariant, those before it that may have
+    decided it, and the last of all; what lies between is one row of dots. Counts are those of the replicas in their
+    order, after the message."""
     messages = [event for event in run.trace.events if isinstance(event, Message)]
     marks: dict[int, list[str]] = {}
     wanted: set[int] = set()
@@ -45,6 +48,7 @@ def message_rows(run: Judged, violations: Sequence[Violation]) -> list[MessageRo
         else:
             marks.setdefault(at, []).append(invariant)
             wanted.update(range(at - MESSAGES_AROUND[0], at + MESSAGES_AROUND[1] + 1))
+            wanted.update(_decisive(run, messages[:at], violation.session))
     if not wanted:
         return []
     wanted.add(len(messages) - 1)
@@ -71,6 +75,16 @@ def message_rows(run: Judged, violations: Sequence[Violation]) -> list[MessageRo
             )
         )
     return rows
+
+
+def _decisive(run: Judged, before: Sequence[Message], session: int | None) -> set[int]:
+    """The messages before a violation that may have decided it, the last ones of each sort."""
+    roles = run.trace.roles
+    of_session = [i for i, message in enumerate(before) if session is not None and message.session == session]
+    of_replicas = [
+        i for i, message in enumerate(before) if roles.get(message.kind) in ("add", "remove", "clear_sticky")
+    ]
+    return {*of_session[-_MOST_DECISIVE:], *of_replicas[-_MOST_DECISIVE:]}
 
 
 def message_table(run: Judged, violations: Sequence[Violation]) -> str:

@@ -201,14 +201,15 @@ def _legend(fates: set[str], with_marks: bool) -> str:
 
 
 def _turns(run: Judged, spans: Sequence[Span]) -> Iterable[str]:
-    """Those in violation first, as far as there is room."""
+    """As far as there is room; for those in violation there is."""
     by_request = {span.attempt.sent.request: span for span in spans}
-    turns = turns_to_tell(run.trace.ledger, run.violations)
-    for session, turn in turns[:MOST_TURNS]:
+    turns = turns_to_tell(run.trace.ledger, run.violations, MOST_TURNS)
+    for session, turn in turns:
         mine = [by_request[attempt.sent.request] for attempt in turn.attempts]
         yield _turn(run, session, turn, mine)
-    if len(turns) > MOST_TURNS:
-        yield f'<p class="note">… and {len(turns) - MOST_TURNS} more turns.</p>'
+    more = len(run.trace.ledger.turns()) - len(turns)
+    if more:
+        yield f'<p class="note">… and {more} more turns.</p>'
 
 
 def _turn(run: Judged, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:

@@ -9,10 +9,12 @@ MOST_MESSAGES = 6
 """That are told of each invariant that is violated."""
 
 
-def turns_to_tell(ledger: Ledger, violations: Iterable[Violation]) -> list[tuple[int, TurnRecord]]:
-    """(session, turn), those of sessions in violation first."""
+def turns_to_tell(ledger: Ledger, violations: Iterable[Violation], most: int) -> list[tuple[int, TurnRecord]]:
+    """(session, turn) in their order. Of more than `most`, those of sessions in violation go before others."""
+    turns = ledger.turns()
     named = {violation.session for violation in violations}
-    return sorted(ledger.turns(), key=lambda turn: turn[0] not in named)
+    chosen = sorted(range(len(turns)), key=lambda number: turns[number][0] not in named)[:most]
+    return [turns[number] for number in sorted(chosen)]
 
 
 def messages_of(violations: Iterable[Violation]) -> dict[str, list[str]]:

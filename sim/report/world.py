@@ -48,10 +48,11 @@ def _report(run: Judged, violations: Sequence[Violation], told: set[str]) -> str
         sections.insert(0, _raised_section(run, *next(placed, failures[0]), told))
     if case.faults:
         sections.append(_faults_section(run))
-    turns = turns_to_tell(trace.ledger, violations)
-    sections += [turn_report(case, trace.ledger, session, turn) for session, turn in turns[:MOST_TURNS_SHOWN]]
-    if len(turns) > MOST_TURNS_SHOWN:
-        sections.append(f"… and {len(turns) - MOST_TURNS_SHOWN} more turns")
+    turns = turns_to_tell(trace.ledger, violations, MOST_TURNS_SHOWN)
+    sections += [turn_report(case, trace.ledger, session, turn) for session, turn in turns]
+    more = len(trace.ledger.turns()) - len(turns)
+    if more:
+        sections.append(f"… and {more} more turns")
     messages = message_table(run, violations)
     if messages:
         sections.append(messages)

@@ -1,8 +1,9 @@
 """A campaign: draw worlds, run them on a SUT, keep and shrink what breaks.
 
 Operating rules:
+- D1 is judged by a second run of every `TWICE_EVERY`-th world, some of them in another process (`sim.search.afar`).
 - First come the classic worlds, if any are given: they count as searched, and what they show is shrunk part by part.
-- Then Hypothesis draws the world; each is run under several schedules. Every `TWICE_EVERY`-th run is done twice (D1).
+- Then Hypothesis draws the world; each is run under several schedules.
 - An invariant is reported once a SUT. When a new one breaks, Hypothesis shrinks that violation before the search goes
   on, for at most `MOST_SHRINK_WORLDS` worlds (a race: `MOST_RACE_WORLDS`) and `MOST_SHRINK_STEPS` callbacks; then its
   schedule, and its case part by part.
@@ -25,9 +26,11 @@ import msgspec
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
+from sim import elsewhere
 from sim.case import Case, dumps
 from sim.invariants.table import INVARIANTS
 from sim.invariants.violation import Violation
+from sim.search.afar import Afar
 from sim.search.schedules import MORE_FOR_A_RACE, under_schedules
 from sim.search.shrink import shrink_schedule, shrink_world
 from sim.sut.framework import Sut
@@ -86,6 +89,7 @@ class Campaign:
     seed: int
     worlds: int = 0
     shrink_worlds: int = 0
+    afar: Afar = field(default_factory=Afar)
     seconds: float = 0.0
     finds: list[Find] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
@@ -105,9 +109,7 @@ class Campaign:
     @property
     def idle(self) -> str:
         """How the client did nothing in all these worlds, so that little was tested; empty where it did something."""
-        if not self.worlds:
-            return ""
-        if self.decoded and self.some_turn_ended_well:
+        if not self.worlds or (self.decoded and self.some_turn_ended_well):
             return ""
         worlds = f"in {self.worlds} world{'s' * (self.worlds != 1)}"
         failed = f", and calls failed, as with {self.an_error}" if self.an_error else ""
@@ -202,7 +204,8 @@ class _Search:
         try:
             if self.compare is None:
                 twice = "D1" in self.numbers and self._due_twice()
-                run = judged(case, campaign.sut, self.numbers, twice=twice)
+                afar = twice and campaign.afar.is_due(self.target, self.bounds.seconds is None)
+                run = judged(case, campaign.sut, self.numbers, twice=twice, in_two_processes=afar)
                 trace, found, steps = run.trace, run.violations, run.steps
             else:
                 world = World(case, campaign.sut)
@@ -334,6 +337,8 @@ def run_campaign(
     campaign = Campaign(sut, seed)
     started = time.monotonic()
     wanted = set(numbers) - set(known)
+    if "D1" in wanted:
+        elsewhere.begin()
 
     def new_search(run_seed: int, target: str | None = None) -> _Search:
         return _Search(campaign, numbers, bounds, frozenset(known), compare, progress, stop, started, run_seed, target)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sim.clock import NS_PER_S
-from sim.dialects import NoRoom, Outcome, Refused
+from sim.dialects import IllFormed, Outcome, Refused
 from sim.engine.port import Burst, Moment, Prefill
 from sim.events import (
     Admitted,
@@ -40,6 +40,16 @@ def _with_shared(prompt_ids: Sequence[int], owner: int, tokens: int) -> TokenIds
     """A prompt as the engine's cache sees it: ids tell their session everywhere else, and alike prompts must not."""
     shared = min(tokens, len(prompt_ids))
     return TokenIds.counting_from(first_token(owner), shared) + prompt_ids[shared:]
+
+
+def _read_prompt(prompt_ids: Sequence[int]) -> tuple[int, Sequence[int]]:
+    """The session that a prompt belongs to, and its ids."""
+    if not len(prompt_ids):
+        raise IllFormed("the prompt is empty")
+    try:
+        return session_of(prompt_ids[0]), plain_ids(prompt_ids)
+    except (TypeError, LookupError) as error:
+        raise IllFormed(f"the prompt is no sequence of token ids: {error}") from error
 
 
 @dataclass(slots=True)
@@ -94,13 +104,11 @@ class SimulatedServer:
     ) -> "asyncio.Future[Answer]":
         """See `RolloutServer`."""
         try:
-            if not len(prompt_ids):
-                raise NoRoom("the prompt is empty")
-            session = session_of(prompt_ids[0])
-            grant = self._dialect.take_grant(self._budget, len(prompt_ids), sampling_params)
-            ids = plain_ids(prompt_ids)
+            session, ids = _read_prompt(prompt_ids)
+            grant = self._dialect.take_grant(self._budget, len(ids), sampling_params)
         except (Refused, TypeError) as error:
-            self._end(request, "error", 0, without_addresses(str(error)))
+            outcome: Outcome = "ill-formed" if isinstance(error, IllFormed) else "error"
+            self._end(request, outcome, 0, without_addresses(str(error)))
             raise
         self._trace.add(
             Granted(self._loop.now_ns, request, grant.tokens, grant.rule, grant.wanted_tokens, grant.room_tokens)
@@ -279,12 +287,11 @@ class SimulatedServer:
             self._engine.watch(request.number, request.tokens + threshold - self._watcher.total(request.session))
 
     async def _wait_for_step(self) -> None:
-        """Until no step is under way: vLLM's engine does what it is told between steps."""
-        now_ns = self._loop.now_ns
-        end_ns = self._engine.step_end_ns(now_ns)
-        if end_ns is not None:
+        """Until no step is under way: vLLM's engine does what it is told between steps. Who wakes when a step is to end
+        may come before the timer that ends it: that is seen to here."""
+        while (end_ns := self._engine.step_end_ns(self._loop.now_ns)) is not None:
             self._set_timer()
-            await asyncio.sleep((end_ns - now_ns) / NS_PER_S)
+            await asyncio.sleep((end_ns - self._loop.now_ns) / NS_PER_S)
 
     def _set_timer(self) -> None:
         """Sees to it that the server wakes in time for what the engine has due next. Waking too early does no harm."""

@@ -202,6 +202,14 @@ class Planted(NamedTuple):
     most_sessions: int = 2
 
 
+class SetPickingBalancer(LeastLoadedBalancer):
+    """Takes whichever of the least loaded a set of their names has first, which is another in each process."""
+
+    def choose(self) -> str:
+        least = min(self.loads.values())
+        return next(iter({name for name, load in self.loads.items() if load == least}))
+
+
 PLANTED: dict[str, Planted] = {
     "deferred": Planted("B1", DeferredClient),
     "stingy": Planted("B2", StingyClient),
@@ -222,6 +230,7 @@ PLANTED: dict[str, Planted] = {
     "keeps-cache": Planted("S2", make_server=cache_keeping_server),
     "stuck-gate": Planted("V1", make_server=stuck_gate_server),
     "counts-worlds": Planted("D1", balancer=WorldCountingBalancer),
+    "picks-from-set": Planted("D1", balancer=SetPickingBalancer),
 }
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import textwrap
+import weakref
 
 from sim.registry import import_from_here
 from sim.sut.framework import Sut
@@ -18,8 +19,22 @@ def builtin_names() -> list[str]:
     return list(REFERENCE.suts)
 
 
+_loaded: "weakref.WeakValueDictionary[int, Sut]" = weakref.WeakValueDictionary()
+
+
 def load_sut(name: str) -> Sut:
     """The SUT of that name. Raises `SutError`: the known names and the closest, or why it cannot be imported."""
+    sut = _load(name)
+    _loaded[id(sut)] = sut
+    return sut
+
+
+def was_loaded(sut: Sut) -> bool:
+    """Whether this very SUT was loaded by its name, so that another process can load it too."""
+    return _loaded.get(id(sut)) is sut
+
+
+def _load(name: str) -> Sut:
     prefix, _, rest = name.partition(":")
     framework = FRAMEWORKS.find(prefix)
     if framework is not None:

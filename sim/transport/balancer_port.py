@@ -18,14 +18,13 @@ class BalancerPort:
         self.balancer = balancer
         self.protocol = protocol
         self.messages_in_flight = 0
-        """Messages that have not reached the balancer yet."""
+        """Messages that have not reached the balancer yet, or that it awaits something for."""
         self._replica_names = replica_names
         self._replica_of = {name: index for index, name in enumerate(replica_names)}
         self._counts = protocol.counts(balancer)
 
     def handle(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Has the balancer handle a message that has arrived."""
-        self.messages_in_flight -= 1
+        """Has the balancer handle a message that has arrived. What an `async def` method returns is to be awaited."""
         return getattr(self.balancer, name)(*args, **kwargs)
 
     def shown(self) -> Shown:

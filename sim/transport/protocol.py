@@ -3,6 +3,7 @@
 These are records of a framework's adapter (`sim.sut.framework`); methods and replicas have the names that it gives.
 """
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +20,18 @@ class AskedFor(NamedTuple):
 
 ShownCounts = tuple[Mapping[str, Any] | None, int | None]
 """A balancer's own count of requests in flight for each replica, by name, and in total; None where not shown."""
+
+
+def without_waiting(shown: Any) -> Any:
+    """What a method shows, be it an `async def` one that awaits nothing. RuntimeError where it does."""
+    if not inspect.iscoroutine(shown):
+        return shown
+    try:
+        shown.send(None)
+    except StopIteration as done:
+        return done.value
+    shown.close()
+    raise RuntimeError("it cannot be looked at without waiting for it")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ with a Ray actor. Arguments are copied as a serialising transport does, or share
 """
 
 import asyncio
-from collections.abc import Callable
+import inspect
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +14,13 @@ from typing import Any, Protocol
 
 from sim.case import Transport
 from sim.clock import NS_PER_S, to_ns
-from sim.events import Acquired, Delivered, Discarded, Message, Sent, spelled
+from sim.events import Acquired, Awaited, Delivered, Discarded, Message, Sent, spelled
 from sim.servers.port import Answer, Clock
 from sim.trace import Trace
 from sim.transport.balancer_port import BalancerPort
 from sim.transport.copies import copied_arguments
 from sim.transport.handles import Handle, Send
+from sim.transport.noticed import Noticed
 from sim.transport.protocol import RequestProtocol
 from sim.transport.signatures import Signature, signature_of
 
@@ -46,6 +48,14 @@ Deliver = Callable[[str, TurnInProgress | None, Callable[[], None]], None]
 has come. For who leads a world through an observed order of messages, or notes it."""
 
 
+class OwnFault(Exception):
+    """Raised to the loop where a server, which is ours, does not hold what it asserts: no caller is told."""
+
+    def __init__(self, error: AssertionError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> bool:
     """Feeds a caller's future; False where the caller is gone."""
     if future.done():
@@ -55,6 +65,10 @@ def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | N
     else:
         future.set_result(result)
     return True
+
+
+def _fail(error: AssertionError) -> None:
+    raise OwnFault(error) from error
 
 
 class Wire:
@@ -82,7 +96,8 @@ class Wire:
         self.calls_under_way = 0
         """Calls to servers that have not come to their end."""
         self._release_delays: list[tuple[int, int]] = []
-        """How late releases reach the balancer on top of its delay: (until when, by how much), both in ns."""
+        """How late releases reach the balancer on top of its delay: (until when, by how much), both in ns. Of several
+        that hold at once it is the longest."""
 
     def delay_releases(self, until_ns: int, late_ns: int) -> None:
         """See `sim.world.ports.Network`."""
@@ -162,6 +177,8 @@ class Wire:
     ) -> None:
         try:
             answer = asyncio.ensure_future(generate(request, *args, **kwargs))
+        except AssertionError as error:
+            raise OwnFault(error) from error
         except Exception as error:
             self._send_back(request, future, None, error)
         else:
@@ -170,6 +187,8 @@ class Wire:
     def _answered(self, request: int, future: "asyncio.Future[Any]", answer: "asyncio.Future[Answer]") -> None:
         """The output is not copied: the server has made it for this call alone."""
         error = answer.exception()
+        if isinstance(error, AssertionError):
+            raise OwnFault(error) from error
         self._send_back(request, future, None if error is not None else answer.result(), error)
 
     def _send_back(
@@ -218,6 +237,8 @@ class Wire:
             await asyncio.sleep(self._server_delay_ns / NS_PER_S)
         try:
             result = await method(*args, **kwargs)
+        except AssertionError as error:
+            self._loop.call_soon(_fail, error)
         except Exception as error:
             _settle(future, None, error)
         else:
@@ -229,7 +250,8 @@ class Wire:
     def _send_message(
         self, port: BalancerPort, name: str, signature: Signature, /, *args: Any, **kwargs: Any
     ) -> "asyncio.Future[Any]":
-        """A call of the balancer, which handles one message after the other, in the order of their arrival."""
+        """A call of the balancer. It handles messages in the order of their arrival: one after the other, but that an
+        `async def` method lets others come in between wherever it awaits."""
         signature.check(args, kwargs)
         port.messages_in_flight += 1
         if self._copies:
@@ -237,7 +259,9 @@ class Wire:
         future: asyncio.Future[Any] = self._loop.create_future()
         delay_ns = self._balancer_delay_ns
         if self._release_delays and port.protocol.roles.get(name) == "release":
-            delay_ns += sum([late_ns for until_ns, late_ns in self._release_delays if self._loop.now_ns < until_ns])
+            now_ns = self._loop.now_ns
+            self._release_delays = [each for each in self._release_delays if now_ns < each[0]]
+            delay_ns += max([late_ns for _, late_ns in self._release_delays], default=0)
         turn = current_turn.get()
         if self._deliver is None:
             self._after(delay_ns, self._deliver_message, port, name, args, kwargs, future, turn)
@@ -261,6 +285,47 @@ class Wire:
             result = port.handle(name, args, kwargs)
         except Exception as raised:
             error = raised
+        else:
+            if inspect.isawaitable(result):
+                self._loop.create_task(self._await_message(result, port, name, args, kwargs, future, turn))
+                return
+        self._handled(port, name, args, kwargs, future, turn, result, error)
+
+    async def _await_message(
+        self,
+        answer: Awaitable[Any],
+        port: BalancerPort,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        future: "asyncio.Future[Any]",
+        turn: TurnInProgress | None,
+    ) -> None:
+        """The rest of a message to an `async def` method, which others may overtake, as in Ray's async actors."""
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = await Noticed(answer, partial(self._awaits, name, turn))
+        except Exception as raised:
+            error = raised
+        self._handled(port, name, args, kwargs, future, turn, result, error)
+
+    def _awaits(self, name: str, turn: TurnInProgress | None) -> None:
+        place = (turn.session, turn.turn) if turn else (None, None)
+        self._trace.add(Awaited(self._loop.now_ns, name, *place))
+
+    def _handled(
+        self,
+        port: BalancerPort,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        future: "asyncio.Future[Any]",
+        turn: TurnInProgress | None,
+        result: Any,
+        error: Exception | None,
+    ) -> None:
+        port.messages_in_flight -= 1
         replicas = port.replicas_of(name, args, kwargs, result)
         loads, total = port.shown()
         self._trace.add(

@@ -24,6 +24,7 @@ _NNODES = 1
 """verl's default of trainer.nnodes."""
 _OF_ENGINE = ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "enable_chunked_prefill")
 """Rollout settings that `EngineSettings` has under the same name."""
+_REQUESTS = "max_num_seqs"
 
 
 class FromVerl(NamedTuple):
@@ -39,9 +40,10 @@ class FromVerl(NamedTuple):
     replicas: int | None
     """As many as fit on the GPUs."""
     engine: dict[str, Any]
-    """What the file says of the engine: fields of `EngineSettings`."""
+    """What the file says of the engine: fields of `EngineSettings`. Requests at once are always among them, as verl
+    tells its engines how many."""
     unset: tuple[str, ...]
-    """Which of the first two the file does not say."""
+    """Which of the first two, and of the requests at once, the file does not say."""
 
 
 def read(path: Path, env: Mapping[str, str]) -> FromVerl:
@@ -80,7 +82,7 @@ def read(path: Path, env: Mapping[str, str]) -> FromVerl:
         gpus=gpus,
         replicas=None if gpus is None else gpus // gpus_per_replica,
         engine=_engine(launch, path),
-        unset=tuple(length for length in ("prompt_length", "response_length") if length not in launch.settings),
+        unset=tuple(name for name in ("prompt_length", "response_length", _REQUESTS) if name not in launch.settings),
     )
 
 
@@ -105,6 +107,10 @@ def _gpus(path: Path, env: Mapping[str, str]) -> int | None:
 def _engine(launch: Launch, path: Path) -> dict[str, Any]:
     found = {name: launch.settings[name].value for name in _OF_ENGINE if name in launch.settings}
     found = {name: value for name, value in found.items() if value is not None}
+    if _REQUESTS not in found:
+        batch_tokens = found.get("max_num_batched_tokens")
+        default: int = verl.ROLLOUT_DEFAULTS[_REQUESTS]
+        found[_REQUESTS] = min(default, batch_tokens) if type(batch_tokens) is int else default
     try:
         msgspec.convert(found, EngineSettings)
     except msgspec.ValidationError as error:

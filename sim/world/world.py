@@ -27,6 +27,7 @@ from sim.sut.framework import Sut
 from sim.sut.interface import SutError
 from sim.tokens import LogProbs, Tokens
 from sim.trace import Observer, Trace
+from sim.transport.wire import OwnFault
 from sim.world.bounds import bounds_of
 from sim.world.client import ObservedClient, Parties, takes_runs
 from sim.world.model import FakeModel
@@ -79,7 +80,7 @@ class World:
         self._servers: list[RolloutServer] = []
         self._sessions: Sessions | None = None
         self._fault: Exception | None = None
-        """What a server of ours raised in its own time: no client is to blame."""
+        """What a server of ours raised in its own time, or asserts when it is called: no client is to blame."""
         self._client_takes_runs = False
 
     def run(self) -> Trace:
@@ -130,9 +131,11 @@ class World:
     def unhandled(self, loop: Any, context: dict[str, Any]) -> None:
         """An exception handler for the loop."""
         del loop
-        callback = getattr(context.get("handle"), "_callback", None)
-        if isinstance(getattr(callback, "__self__", None), SimulatedServer):
-            self._fault = self._fault or context.get("exception")
+        callback, error = getattr(context.get("handle"), "_callback", None), context.get("exception")
+        if isinstance(error, OwnFault):
+            self._fault = self._fault or error.error
+        elif isinstance(getattr(callback, "__self__", None), SimulatedServer):
+            self._fault = self._fault or error
         self.heard("asyncio", f"{context.get('message')}: {context.get('exception')!r}")
 
     async def main(self) -> None:

@@ -1,7 +1,7 @@
 """Harness invariants: the same case gives the same digest."""
 
 from sim.case import Budget, Case, Session
-from sim.events import Logged, WorldEnded
+from sim.events import VersionChanged, WorldEnded
 from sim.invariants.harness import check_same_digest
 from sim.invariants.judging import judge
 from sim.sut.registry import CLEAN, load_sut
@@ -28,9 +28,9 @@ def test_d1_cannot_be_judged_by_one_trace():
 
 def test_d1_names_the_end_of_the_shorter_run():
     first, second = Trace(0), Trace(0)
-    first.add(Logged(0, "a", "b"))
+    first.add(VersionChanged(0, 0, 1))
     first.seal(WorldEnded(0, "done"))
-    second.add(Logged(0, "a", "b"))
+    second.add(VersionChanged(0, 0, 1))
     (violation,) = check_same_digest(first, second)
     assert violation.message == (
         "two runs of the same case differ from event 1 on: WorldEnded(t_ns=0, reason='done', waiting=()) and nothing"

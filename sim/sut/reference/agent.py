@@ -1,7 +1,8 @@
 """The agent loop: a session's turns, with a tool's answer between them.
 
 As verl's ToolAgentLoop does: response_length bounds model and tool tokens together, is checked after each of them,
-and what goes beyond is sliced away at the end. A session of one turn is its SingleTurnAgentLoop.
+and what goes beyond is sliced away at the end. The model writes a tool call at the end of a turn: one that is cut has
+none, and is the last. A session of one turn is its SingleTurnAgentLoop.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ async def run_turns(
         output = await client.generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
         _account(trajectory, len(output.token_ids), response_length)
         last = number == len(turns) - 1
-        if last or trajectory.response_tokens >= response_length:
+        if last or trajectory.response_tokens >= response_length or not _calls_tool(turn, len(output.token_ids)):
             break
         if turn.tool_time_s:
             await asyncio.sleep(turn.tool_time_s)
@@ -47,6 +48,11 @@ async def run_turns(
         position = origin + len(prompt_ids)
         prompt_ids = _extended(prompt_ids, range(position, position + turn.tool_tokens))
         _account(trajectory, turn.tool_tokens, response_length)
+
+
+def _calls_tool(turn: Turn, returned_tokens: int) -> bool:
+    """Whether the model came to the end that it makes itself."""
+    return turn.response_tokens is not None and returned_tokens >= turn.response_tokens
 
 
 def _extended(ids: Tokens, more: Sequence[int]) -> Tokens:

@@ -7,7 +7,7 @@ from typing import Any
 from sim.sut.interface import unwrapped
 from sim.trace import Role
 from sim.transport.handles import Handle
-from sim.transport.protocol import BalancerProtocol, ShownCounts
+from sim.transport.protocol import BalancerProtocol, ShownCounts, without_waiting
 
 
 def _make(cls: type[Any], servers: dict[str, Any]) -> Any:
@@ -33,8 +33,8 @@ def _counts(balancer: Any) -> Callable[[], ShownCounts]:
     def shown() -> ShownCounts:
         if get_status is None:
             return None, None
-        status = get_status()
-        total = status.get("total_inflight") if get_total is None else get_total()
+        status = without_waiting(get_status())
+        total = status.get("total_inflight") if get_total is None else without_waiting(get_total())
         return status.get("servers", {}), total
 
     return shown
