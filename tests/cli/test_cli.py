@@ -296,7 +296,7 @@ IDLE = {
         "return await self.attempt(request_id, kwargs['prompt_ids'], kwargs['sampling_params'])",
         "return Client(context.config, context.balancer)",
         0,
-        "no token was decoded, and calls failed, as with TypeError: max_tokens must be an integer",
+        "no token was decoded, and calls failed, as with IllFormed: max_tokens must be an integer",
     ),
     "it is always cancelled": (
         "out = await super().generate(request_id, **kwargs)\nraise asyncio.CancelledError",
