@@ -67,7 +67,7 @@ def differs_elsewhere(case: Case, sut: Sut, trace: Trace) -> list[Violation]:
     """Whether a run in another process, where strings hash otherwise, is not the same. Nothing is said of a SUT that
     cannot be loaded by its name there, nor of a case that repeats its sessions. A package may take many seconds to
     import: nobody waits for that."""
-    if "==" in sut.key and not elsewhere.is_ready():
+    if "==" in sut.key and not elsewhere.is_ready(sut):
         return []
     again = elsewhere.run(sut, case)
     if again is None or again.digest == digest_of_deeds(trace):

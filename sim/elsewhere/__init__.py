@@ -29,10 +29,10 @@ _SEEDS: dict[str, str] = {"replica-0": "2", "replica-1": "3"}
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What is to be run, and whether all that happens is wanted in words."""
+    """What is to be run (no case: the SUT is to be loaded), and whether all that happens is wanted in words."""
 
     sut: str
-    case: Case
+    case: Case | None = None
     events: bool = False
 
 
@@ -64,22 +64,33 @@ class _Process:
             env={**os.environ, "PYTHONHASHSEED": _SEEDS[first], "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         self._buffer = b""
-        self._greeted = False
+        self._loading: list[str] = [""]
+        """What it has not said yet that it has loaded, in its order; the first is rollcage itself."""
+        self._asked_for: set[str] = set()
         self._send(Hello([*sys.path], plugins_loaded()))
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether it can answer at once."""
-        if not self._greeted:
-            self._greeted = self._line(0.0) is not None
-        return self._greeted
+    def load(self, sut: str) -> None:
+        """Has it load a SUT, without waiting for that."""
+        if sut not in self._asked_for:
+            self._asked_for.add(sut)
+            self._loading.append(sut)
+            self._send(Ask(sut))
+
+    def has_loaded(self, sut: str, timeout_s: float = 0.0) -> bool:
+        """Whether it can run a SUT at once, or in so much time."""
+        while self._loading and (sut in self._loading or sut not in self._asked_for):
+            if self._line(timeout_s) is None:
+                return False
+            self._loading.pop(0)
+        return sut in self._asked_for
 
     def ask(self, question: Ask) -> RanElsewhere | None:
         """Its answer; None where it has none, and never will."""
         deadline = time.perf_counter() + _PATIENCE_S
-        if not self._greeted and self._line(_PATIENCE_S) is None:
-            return None
-        self._greeted = True
+        self.load(question.sut)
+        while self._loading:
+            if not self.has_loaded(self._loading[-1], _PATIENCE_S):
+                return None
         if not self._send(question):
             return None
         line = self._line(deadline - time.perf_counter())
@@ -128,8 +139,8 @@ def can_run(sut: Sut, case: Case) -> bool:
     return hasattr(os, "fork") and _process != "given up" and case.repeat == 1 and was_loaded(sut)
 
 
-def begin() -> None:
-    """Starts the process, so that it is ready when it is asked; for one who will ask."""
+def begin(sut: Sut | None = None) -> None:
+    """Starts the process and has it load a SUT, so that it is ready when it is asked; for one who will ask."""
     global _process
     if _process is None and hasattr(os, "fork"):
         try:
@@ -138,11 +149,13 @@ def begin() -> None:
             _process = "given up"
         else:
             atexit.register(end)
+    if isinstance(_process, _Process) and sut is not None and was_loaded(sut):
+        _process.load(sut.name)
 
 
-def is_ready() -> bool:
-    """Whether the process, begun before, answers without being waited for."""
-    return isinstance(_process, _Process) and _process.is_ready
+def is_ready(sut: Sut) -> bool:
+    """Whether the process, begun before, runs a SUT without being waited for."""
+    return isinstance(_process, _Process) and _process.has_loaded(sut.name)
 
 
 def run(sut: Sut, case: Case, *, events: bool = False) -> RanElsewhere | None:

@@ -55,6 +55,9 @@ def main() -> None:
         except Exception as error:
             _write(out, RanElsewhere(failed=repr(error)))
             continue
+        if ask.case is None:
+            _write(out, None)
+            continue
         child = os.fork()
         if not child:
             _write(out, _answer(suts[ask.sut], ask.case, ask.events))

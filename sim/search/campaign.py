@@ -204,7 +204,7 @@ class _Search:
         try:
             if self.compare is None:
                 twice = "D1" in self.numbers and self._due_twice()
-                afar = twice and campaign.afar.is_due(self.target, self.bounds.seconds is None)
+                afar = twice and campaign.afar.is_due(campaign.sut, self.target, self.bounds.seconds is None)
                 run = judged(case, campaign.sut, self.numbers, twice=twice, in_two_processes=afar)
                 trace, found, steps = run.trace, run.violations, run.steps
             else:
@@ -338,7 +338,7 @@ def run_campaign(
     started = time.monotonic()
     wanted = set(numbers) - set(known)
     if "D1" in wanted:
-        elsewhere.begin()
+        elsewhere.begin(sut)
 
     def new_search(run_seed: int, target: str | None = None) -> _Search:
         return _Search(campaign, numbers, bounds, frozenset(known), compare, progress, stop, started, run_seed, target)
