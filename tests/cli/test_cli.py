@@ -295,7 +295,7 @@ IDLE = {
         "kwargs['sampling_params'] = {'max_tokens': 1.5}\n"
         "return await self.attempt(request_id, kwargs['prompt_ids'], kwargs['sampling_params'])",
         "return Client(context.config, context.balancer)",
-        0,
+        1,
         "no token was decoded, and calls failed, as with IllFormed: max_tokens must be an integer",
     ),
     "it is always cancelled": (

@@ -6,6 +6,7 @@ What happens in front of the engine is in `test_gate.py`.
 import pytest
 
 from sim.clock import to_ns
+from sim.dialects import IllFormed
 from sim.events import Decoded, Ended, Granted, Paused, Prefilled, VersionChanged
 from sim.tokens import LogProbs, first_token, session_of
 from tests.servers.bench import limit_of_10
