@@ -73,8 +73,8 @@ def test_a_balancer_without_clear_sticky_cache_is_said_to_have_none():
     assert notes(trace) == ["this balancer has no clear_sticky_cache"]
 
 
-def test_overlapping_release_delays_add_up():
+def test_of_release_delays_that_overlap_the_longest_holds():
     faults = [DelayReleases(AtTime(0.0), 1.0), DelayReleases(AtTime(0.0), 2.0, 0.15)]
     trace = run(*faults, sessions=[Session(4, (Turn(),)), Session(4, arrival_s=0.1)])
     releases = [event.t_ns for event in events(trace, Message) if event.kind == "release_server"]
-    assert releases == [to_ns(0.2 + 1.0), to_ns(0.1 + 3.0)]
+    assert releases == [to_ns(0.2 + 1.0), to_ns(0.1 + 2.0)]
