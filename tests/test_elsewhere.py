@@ -7,6 +7,7 @@ import pytest
 
 from sim import elsewhere
 from sim.case import Budget, Case, ClientView, Session
+from sim.registry import load_plugin
 from sim.search.afar import Afar
 from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.testing import search
@@ -143,3 +144,15 @@ def test_what_hashes_alike_here_hashes_otherwise_there():
             [sys.executable, "-c", order], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True
         )
         assert there.stdout.strip() != first
+
+
+def test_a_plugin_that_is_gone_by_then_does_not_take_the_process_with_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gone_plugin.py").write_text("")
+    load_plugin("gone_plugin")
+    (tmp_path / "gone_plugin.py").unlink()
+    elsewhere.end()
+    try:
+        assert elsewhere.run(load_sut(CLEAN), SPREAD) is not None
+    finally:
+        elsewhere.end()

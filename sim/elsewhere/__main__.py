@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from contextlib import suppress
 
 import msgspec
 
@@ -10,7 +11,7 @@ from sim.case import Budget, Case, Session
 from sim.elsewhere import Ask, Hello, RanElsewhere
 from sim.invariants.harness import deeds, digest_of_deeds
 from sim.invariants.judging import judge
-from sim.registry import load_plugin
+from sim.registry import RegistrationError, load_plugin
 from sim.sut.framework import Sut
 from sim.sut.registry import CLEAN, load_sut
 from sim.world import run_world
@@ -41,7 +42,8 @@ def main() -> None:
     hello = msgspec.json.decode(sys.stdin.buffer.readline(), type=Hello)
     sys.path[:] = hello.path
     for plugin in hello.plugins:
-        load_plugin(plugin)
+        with suppress(RegistrationError):  # it may be gone by now; what needs it says so
+            load_plugin(plugin)
     suts: dict[str, Sut] = {}
     run_world(Case(Budget(1, 1), (Session(1),)), load_sut(CLEAN))  # imports what worlds import late, once for all forks
     gc.collect()
