@@ -113,10 +113,10 @@ def settled(arithmetic: Arithmetic, prompt_tokens: int, limits: dict[str, Any]) 
     """The grant, or the kind of exception that the caller gets; vLLM knows no limit that is left over."""
     try:
         tokens = arithmetic(prompt_tokens, limits)
+    except TypeError:  # first: an ill-formed limit is both, and verl's server fails on its type
+        return TypeError
     except ValueError:
         return ValueError
-    except TypeError:
-        return TypeError
     return TypeError if limits else tokens
 
 
