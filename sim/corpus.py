@@ -68,7 +68,7 @@ class Replay(msgspec.Struct, frozen=True):
 
 
 _MOST_BYTES = 64 * 2**20
-"""A device file has no end."""
+"""Of a case file. A larger one is refused, and of one without an end no more is read."""
 
 
 class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -90,13 +90,18 @@ def read(path: Path) -> Entry:
         raise CaseError(f"{path}: is a directory; a case file is needed")
     try:
         with path.open("rb") as file:
-            text = file.read(_MOST_BYTES)
+            text = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise CaseError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(text) > _MOST_BYTES:
+        raise CaseError(f"{path}: has more than {_MOST_BYTES:,} bytes; a case file has fewer")
     try:
-        if "case" not in msgspec.json.decode(text, type=dict[str, msgspec.Raw]):
+        try:
+            envelope = _envelope_decoder.decode(text)
+        except msgspec.ValidationError:
+            if "case" in msgspec.json.decode(text, type=dict[str, msgspec.Raw]):
+                raise
             return Entry(case=loads(text, str(path)))
-        envelope = _envelope_decoder.decode(text)
         case = loads(bytes(envelope.case), f"{path}: case")
     except msgspec.ValidationError as error:
         raise CaseError(f"{path}: {explained(error, plain_json(text), _Envelope)}") from None

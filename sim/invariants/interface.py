@@ -22,7 +22,7 @@ class Evidence:
     `warnings`: each different warning of the system under test so far. `stale_updates`: weight updates, since the last
     sessions were judged, that left requests running on KV of older weights. `routing`: what its messages say of the
     balancer. `pauses`: what became of its replicas' pauses. `end`: how the run ended; None while it goes on.
-    `factory_raised`: as of `Trace`.
+    `factory_raised`, `budget_setting`: as of `Trace`.
     """
 
     case: Case
@@ -34,6 +34,7 @@ class Evidence:
     pauses: PauseLog
     end: WorldEnded | None
     factory_raised: bool
+    budget_setting: str
 
     def budget_tokens(self, session: int) -> int | None:
         """The budget of each turn of a session; None where it has none to be held to."""
