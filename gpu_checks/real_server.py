@@ -350,6 +350,12 @@ class RealRolloutServer:
         self.version = version
         self._trace.add(VersionChanged(self._loop.now_ns, self.replica, version))
 
+    def fail_request(self, session: int, error: Exception) -> bool:
+        raise NotImplementedError("a real engine does not fail when it is told to")
+
+    def die(self, error: Exception) -> None:
+        raise NotImplementedError("a real engine does not die when it is told to")
+
     def book(self) -> None:
         """Nothing to do: tokens are on the trace as they come."""
 

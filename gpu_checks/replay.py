@@ -15,7 +15,7 @@ from gpu_checks.points import Points
 from gpu_checks.real_world import RealLoop, RealWorld
 from sim.case import Case
 from sim.engine.port import DecodeEngine
-from sim.faults import AfterTokens, AtTime, Every, WeightUpdate
+from sim.faults import AfterTokens, AtTime, CrashReplica, Every, FailRequest, WeightUpdate
 from sim.servers.server import SimulatedServer
 from sim.sut.framework import Sut
 from sim.trace import Trace
@@ -59,6 +59,8 @@ def why_not_expressible(case: Case, sut: Sut, engines: RealEngines) -> str | Non
     for index, fault in enumerate(case.faults):
         if isinstance(fault.at, AtTime | Every):
             return f"fault {index} waits for a time ({fault.at.time_s:g} s), not for an event"
+        if isinstance(fault, FailRequest | CrashReplica):
+            return f"fault {index} is a failure that a real engine cannot be told to have"
         if isinstance(fault, WeightUpdate) and fault.pause_mode != "abort":
             return f"fault {index} pauses with mode {fault.pause_mode}, and verl's servers abort"
     if any(session.shares_prompt_with is not None for session in case.sessions):

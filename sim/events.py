@@ -122,6 +122,14 @@ class Awaited(_Event, frozen=True, tag="awaited"):
     turn: int | None
 
 
+class Lost(_Event, frozen=True, tag="lost"):
+    """The call brought its caller an error in the place of an answer, through no fault of the caller: the server failed
+    or died, or the answer was lost. What was decoded for it is lost."""
+
+    request: int
+    error: str
+
+
 class Message(_Event, frozen=True, tag="message"):
     """The balancer has handled a message about `replicas`.
 
@@ -139,11 +147,13 @@ class Message(_Event, frozen=True, tag="message"):
     error: str | None = None
 
 
-class Paused(_Event, frozen=True, tag="paused"):
-    """A replica closed its gate and ended its requests: their count as it reports it."""
+class Paused(_Event, frozen=True, tag="paused", omit_defaults=True):
+    """A replica takes nothing new, and has ended its requests: their count as it reports it. With a `mode` of vLLM's
+    other than `abort` it let them end (`wait`), or froze them (`keep`)."""
 
     replica: int
     aborted: int
+    mode: Literal["abort", "wait", "keep"] = "abort"
 
 
 class Resumed(_Event, frozen=True, tag="resumed"):
@@ -157,6 +167,19 @@ class VersionChanged(_Event, frozen=True, tag="version_changed"):
     version: int
     stale_requests: int = 0
     stale_kv_tokens: int = 0
+
+
+class Crashed(_Event, frozen=True, tag="crashed"):
+    """A replica is dead, with all that it had: requests, KV, the state of its gate."""
+
+    replica: int
+
+
+class Restarted(_Event, frozen=True, tag="restarted"):
+    """A replica that was dead is back, empty, with weights of this version."""
+
+    replica: int
+    version: int
 
 
 class Cancelled(_Event, frozen=True, tag="cancelled"):
@@ -227,10 +250,13 @@ Event = (
     | Delivered
     | Discarded
     | Awaited
+    | Lost
     | Message
     | Paused
     | Resumed
     | VersionChanged
+    | Crashed
+    | Restarted
     | Cancelled
     | FaultFired
     | Logged

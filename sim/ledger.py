@@ -14,6 +14,7 @@ from sim.events import (
     Ended,
     Event,
     Granted,
+    Lost,
     Message,
     Prefilled,
     Sent,
@@ -43,11 +44,12 @@ class Attempt:
     ended: list[Ended] = field(default_factory=list)
     delivered: Delivered | None = None
     discarded: Discarded | None = None
+    lost: Lost | None = None
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has ended, and its answer has found its caller, or none."""
-        return bool(self.ended and (self.delivered or self.discarded))
+        """Whether it has ended, and its answer, or what failed it, has found its caller, or none."""
+        return bool(self.ended and (self.delivered or self.discarded or self.lost))
 
 
 @dataclass(slots=True)
@@ -65,6 +67,11 @@ class TurnRecord:
     @property
     def decoded_tokens(self) -> int:
         return sum([attempt.decoded_tokens for attempt in self.attempts])
+
+    @property
+    def lost_tokens(self) -> int:
+        """Of those that were decoded, what failed calls took with them: their caller knows nothing of these."""
+        return sum([attempt.decoded_tokens for attempt in self.attempts if attempt.lost is not None])
 
 
 @dataclass(slots=True)
@@ -172,6 +179,9 @@ class Ledger:
     def _discarded(self, event: Discarded) -> None:
         self._attempts[event.request].discarded = event
 
+    def _lost(self, event: Lost) -> None:
+        self._attempts[event.request].lost = event
+
     def _message(self, event: Message) -> None:
         if event.error is not None and event.session is not None and event.turn is not None:
             turn = self._turns.get((event.session, event.turn))
@@ -197,6 +207,7 @@ _ENTERED: dict[type[Any], Callable[[Ledger, Any], None]] = {
     Ended: Ledger._ended,
     Delivered: Ledger._delivered,
     Discarded: Ledger._discarded,
+    Lost: Ledger._lost,
     Message: Ledger._message,
     TurnEnded: Ledger._turn_ended,
     Cancelled: Ledger._cancelled,

@@ -2,8 +2,12 @@
 
 from sim.faults.aborts import AbortAll, AbortRequest
 from sim.faults.cancel import CancelClient
+from sim.faults.control import FailControl
+from sim.faults.crash import CrashReplica
 from sim.faults.fault import Fault, NamedIndex, Surroundings
 from sim.faults.membership import AddReplica, ClearSticky, DelayReleases, RemoveReplica
+from sim.faults.requests import DelayAnswer, FailRequest, LoseAnswer
+from sim.faults.rolling_update import RollingUpdate
 from sim.faults.stage import Stage
 from sim.faults.triggers import AfterSent, AfterTokens, AtTime, Every, When
 from sim.faults.weight_update import WeightUpdate
@@ -31,6 +35,12 @@ for _fault in (
     AddReplica,
     ClearSticky,
     DelayReleases,
+    FailRequest,
+    DelayAnswer,
+    LoseAnswer,
+    CrashReplica,
+    FailControl,
+    RollingUpdate,
 ):
     register_fault(_fault)
 
@@ -44,11 +54,17 @@ __all__ = [
     "AtTime",
     "CancelClient",
     "ClearSticky",
+    "CrashReplica",
+    "DelayAnswer",
     "DelayReleases",
     "Every",
+    "FailControl",
+    "FailRequest",
     "Fault",
+    "LoseAnswer",
     "NamedIndex",
     "RemoveReplica",
+    "RollingUpdate",
     "Stage",
     "Surroundings",
     "WeightUpdate",

@@ -18,9 +18,11 @@ class AbortAll(Fault, frozen=True, tag="abort_all"):
 
     async def act(self, stage: Stage) -> str:
         async with stage.as_trainer():
-            await stage.abort_all([self.replica], reset_prefix_cache=self.reset_prefix_cache)
-            await stage.sleep(self.pause_s)
-            await stage.resume([self.replica])
+            try:
+                await stage.abort_all([self.replica], reset_prefix_cache=self.reset_prefix_cache)
+                await stage.sleep(self.pause_s)
+            finally:
+                await stage.resume([self.replica])
         return ""
 
 

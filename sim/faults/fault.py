@@ -57,6 +57,11 @@ class Fault(Data, frozen=True, tag_field="fault"):
         """For how long nobody may get on because of it, each time."""
         return 0.0
 
+    def lasts_s(self, replicas: int) -> float:
+        """How long it may take, each time, with so many replicas."""
+        del replicas
+        return self.idle_s
+
     @property
     def late_s(self) -> float:
         """By how much something may come later because of it."""

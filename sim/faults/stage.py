@@ -2,16 +2,19 @@
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from sim.engine.config import PauseMode
+
+ControlCall = Literal["abort", "resume", "set_version"]
+"""What a trainer tells a server: to end what it has (or to pause otherwise), to go on, which weights it has."""
 
 
 class Stage(Protocol):
     """The servers, the balancer and the sessions of a running world, as a fault sees them.
 
-    Replicas and sessions are numbered from 0, times are seconds. Calls travel as the trainer's own do, and raise what
-    the callee raises.
+    Replicas and sessions are numbered from 0, times are seconds. Calls travel as the trainer's own do. Those to several
+    replicas are under way at once, and each comes to its end before what the first of them raised is raised.
     """
 
     @property
@@ -38,10 +41,17 @@ class Stage(Protocol):
         """vLLM's pause without an abort."""
 
     async def resume(self, replicas: Sequence[int]) -> None:
-        """These replicas go on."""
+        """These replicas go on. A call that fails is made again, a few times, unless its replica is dead: one that is
+        left paused holds up everybody."""
 
     async def next_version(self) -> None:
         """Every replica takes the next weight version."""
+
+    def begin_version(self) -> int:
+        """There is a next weight version: its number."""
+
+    async def set_version(self, replicas: Sequence[int], version: int) -> None:
+        """These replicas take that weight version."""
 
     async def remove(self, replicas: Sequence[int]) -> None:
         """These replicas leave the balancer."""
@@ -54,6 +64,24 @@ class Stage(Protocol):
 
     async def abort_request_of(self, session: int) -> bool:
         """A live request of the session is aborted by its id; False: there is none."""
+
+    def fail_request_of(self, session: int) -> bool:
+        """A live request of the session fails at its server; False: there is none."""
+
+    def delay_answer(self, session: int, delay_s: float) -> None:
+        """The next answer of a server to the session comes so much later."""
+
+    def lose_answer(self, session: int, told_after_s: float) -> None:
+        """In the place of the next answer of a server to the session, so much later, comes an error."""
+
+    def crash(self, replica: int) -> bool:
+        """The replica dies with all that it has; False: it is dead."""
+
+    def restart(self, replica: int, version: int) -> None:
+        """The replica is back, empty, with weights of that version."""
+
+    def fail_control(self, replica: int, call: ControlCall, times: int, *, is_done: bool) -> None:
+        """The next so many of these calls to the replica raise, having done what they say or not."""
 
     def cancel(self, session: int) -> bool:
         """The session's task is cancelled; False: it has ended, or not begun."""

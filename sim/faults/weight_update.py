@@ -15,7 +15,8 @@ class WeightUpdate(Fault, frozen=True, tag="weight_update"):
 
     `leaving`: replicas that leave the balancer first and reject what still arrives, then are added again and the
     sticky cache is cleared (the hybrid replicas of verl's separate-async trainer). Empty: its colocated trainer.
-    `reset_prefix_cache`: whether the abort clears the prefix cache, as verl has it.
+    Where a call to a replica fails, the update ends there, without weights for a replica that may still be at work, and
+    all resume. `reset_prefix_cache`: whether the abort clears the prefix cache, as verl has it.
     `pause_mode`: vLLM's. `abort` is what verl does; with `wait` the replicas run what they have to its end first, with
     `keep` they freeze it and go on with the new weights, having computed its KV anew if `reset_prefix_cache`.
     """
@@ -55,16 +56,19 @@ class WeightUpdate(Fault, frozen=True, tag="weight_update"):
                 return LAST_REPLICA
             if leaving:
                 await stage.remove(leaving)
-            if self.pause_mode == "abort":
-                await stage.abort_all(
-                    stage.everyone, reset_prefix_cache=self.reset_prefix_cache, rejecting=set(leaving)
-                )
-            else:
-                await stage.pause(stage.everyone, self.pause_mode, clear_cache=self.reset_prefix_cache)
-            await stage.sleep(self.pause_s)
-            await stage.next_version()
-            await stage.resume(stage.everyone)
-            if leaving:
-                await stage.add(leaving)
-                await stage.clear_sticky()
+            try:
+                await self._pause(stage, leaving)
+                await stage.sleep(self.pause_s)
+                await stage.next_version()
+            finally:
+                await stage.resume(stage.everyone)
+                if leaving:
+                    await stage.add(leaving)
+                    await stage.clear_sticky()
         return ""
+
+    async def _pause(self, stage: Stage, leaving: list[int]) -> None:
+        if self.pause_mode == "abort":
+            await stage.abort_all(stage.everyone, reset_prefix_cache=self.reset_prefix_cache, rejecting=set(leaving))
+        else:
+            await stage.pause(stage.everyone, self.pause_mode, clear_cache=self.reset_prefix_cache)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from sim.budget import generated_before_tokens, returned_tokens, spelled_config, usable, used_before_tokens
-from sim.case import explicit_limit, params_owner
+from sim.case import Case, explicit_limit, params_owner
 from sim.events import Granted
 from sim.invariants.interface import Evidence, Invariant
 from sim.invariants.violation import Violation
@@ -22,8 +22,9 @@ def spelled_grants(turn: TurnRecord) -> str:
     for attempt in turn.attempts:
         if attempt.grant is None:
             continue
-        aborted = " (aborted)" if any(ended.outcome == "abort" for ended in attempt.ended) else ""
-        parts.append(f"{attempt.decoded_tokens} of {attempt.grant.tokens}{aborted}")
+        cut = " (aborted)" if any(ended.outcome == "abort" for ended in attempt.ended) else ""
+        cut = " (lost)" if attempt.lost is not None else cut
+        parts.append(f"{attempt.decoded_tokens} of {attempt.grant.tokens}{cut}")
     more = len(parts) - MOST_GRANTS_SPELLED
     return ", ".join(parts) if more <= 0 else ", ".join(parts[:MOST_GRANTS_SPELLED]) + f" and {more} more"
 
@@ -49,7 +50,7 @@ def check_overrun(evidence: Evidence) -> Iterator[Violation]:
         if budget is None:
             continue
         used = used_before_tokens(case, ledger, session, turn)
-        decoded = turn.decoded_tokens
+        decoded = turn.decoded_tokens - turn.lost_tokens  # what a failed call took with it is decoded once more
         if decoded and used + decoded > budget:
             before = f"{used} tokens used before, then " if used else ""
             yield Violation(
@@ -62,14 +63,20 @@ def check_overrun(evidence: Evidence) -> Iterator[Violation]:
 
 def check_usable(evidence: Evidence) -> Iterator[Violation]:
     """Whether a turn that ended well was cut although budget and context were left: a response that is too short is
-    trained on as if the model had meant it. One that the model ended, that a server failed, or that was aborted where
-    partial rollout is off, was not cut by its client."""
+    trained on as if the model had meant it. One that the model ended, that a server refused, or that was aborted where
+    partial rollout is off, was not cut by its client; nor was one that a server failed, unless the client says that it
+    is finished."""
     case, ledger = evidence.case, evidence.ledger
     for session, turn in ledger.turns():
         budget = evidence.budget_tokens(session)
         if budget is None or turn.ended is None or turn.ended.outcome != "ok":
             continue
-        last = turn.attempts[-1].ended[-1].outcome if turn.attempts and turn.attempts[-1].ended else None
+        attempt = turn.attempts[-1] if turn.attempts else None
+        last: str | None = attempt.ended[-1].outcome if attempt is not None and attempt.ended else None
+        if attempt is not None and attempt.lost is not None:
+            if not _says_finished(case, turn.ended.stop_reason):
+                continue
+            last = "its answer lost"
         if last in ("stop", "error") or (last in ("abort", "refused") and not case.partial_rollout):
             continue
         returned = returned_tokens(turn)
@@ -82,6 +89,11 @@ def check_usable(evidence: Evidence) -> Iterator[Violation]:
                 f"its budget of {budget} and {room} tokens of context left: {spelled_grants(turn)}",
                 session,
             )
+
+
+def _says_finished(case: Case, stop_reason: str | None) -> bool:
+    reasons = case.server.rules.stop_reasons
+    return stop_reason in ("length", reasons["stop"], reasons["length"])
 
 
 def check_params_unchanged(evidence: Evidence) -> Iterator[Violation]:

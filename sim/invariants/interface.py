@@ -7,6 +7,7 @@ from typing import Literal
 from sim.case import Case
 from sim.events import Logged, VersionChanged, WorldEnded
 from sim.invariants.kinds import Kind
+from sim.invariants.pauses import PauseLog
 from sim.invariants.routing_log import RoutingLog
 from sim.invariants.violation import Violation
 from sim.ledger import Ledger
@@ -20,7 +21,8 @@ class Evidence:
     `budgets`: the `turn_budget_tokens` of the sessions of the case, in their order; repeated ones have the same.
     `warnings`: each different warning of the system under test so far. `stale_updates`: weight updates, since the last
     sessions were judged, that left requests running on KV of older weights. `routing`: what its messages say of the
-    balancer. `end`: how the run ended; None while it goes on. `factory_raised`, `budget_setting`: as of `Trace`.
+    balancer. `pauses`: what became of its replicas' pauses. `end`: how the run ended; None while it goes on.
+    `factory_raised`, `budget_setting`: as of `Trace`.
     """
 
     case: Case
@@ -29,6 +31,7 @@ class Evidence:
     warnings: Collection[Logged]
     stale_updates: Sequence[VersionChanged]
     routing: RoutingLog
+    pauses: PauseLog
     end: WorldEnded | None
     factory_raised: bool
     budget_setting: str

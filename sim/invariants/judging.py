@@ -21,6 +21,7 @@ from sim.case import Case
 from sim.clock import to_ns
 from sim.events import Awaited, Event, FaultFired, Logged, Message, SessionEnded, VersionChanged, WorldEnded
 from sim.invariants.interface import Evidence
+from sim.invariants.pauses import FOLLOWED, PauseWatch
 from sim.invariants.routing_log import RoutingWatch
 from sim.invariants.table import INVARIANTS, with_numbers
 from sim.invariants.violation import Violation
@@ -110,6 +111,7 @@ class Judge:
         self._leaving: dict[int, None] = {}
         """Sessions that have ended, in their order; something of theirs may still be under way."""
         self._watch = RoutingWatch(case)
+        self._pauses = PauseWatch(case)
         self._roles: Mapping[str, Role] = {}
         self._warnings: dict[tuple[str, str], Logged] = {}
         self._stale_updates: list[VersionChanged] = []
@@ -138,6 +140,9 @@ class Judge:
             book = _BOOKED.get(type(event))
             if book is not None:
                 book(self, event)
+            follow = FOLLOWED.get(type(event))
+            if follow is not None:
+                follow(self._pauses, event)
 
     def _message(self, event: Message) -> None:
         self._watch.handle(event, self._roles.get(event.kind))
@@ -187,6 +192,7 @@ class Judge:
             self._warnings.values(),
             self._stale_updates,
             watch.log,
+            self._pauses.log,
             findings.end,
             trace.factory_raised,
             trace.budget_setting,
@@ -198,6 +204,7 @@ class Judge:
             self._read(evidence)
         self._stale_updates.clear()
         watch.log.forget_judged()
+        self._pauses.log.found.clear()
 
     def _let_go(self, now_ns: int) -> Ledger:
         """Takes out of the books the sessions that nothing more will come of. What they sent to the balancer before

@@ -1,5 +1,6 @@
 """Lifecycle invariants: what becomes of a request and of its tokens."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from sim.budget import odd_config
@@ -42,7 +43,7 @@ def check_conservation(evidence: Evidence) -> Iterator[Violation]:
     one token lost or doubled in between, and all that follow are trained on in a place where the model never put them.
     """
     for attempt in evidence.ledger.attempts:
-        reached = attempt.delivered or attempt.discarded
+        reached = attempt.delivered or attempt.discarded  # of what failed its call took with it there is no answer
         if reached is not None and reached.tokens != attempt.decoded_tokens:
             yield Violation(
                 "A2",
@@ -71,6 +72,46 @@ def _spelled(runs: Ids) -> str:
     return f"{total} tokens" + (f" (positions {places})" if runs else "")
 
 
+def check_pauses(evidence: Evidence) -> Iterator[Violation]:
+    """Whether each pause was matched by a resume, also where the call that came before or after it failed: a replica
+    that stays paused keeps whatever is sent to it. A run that was cut off says nothing of pauses under way."""
+    end = evidence.end
+    if end is None or end.reason in ("horizon", "livelock"):
+        return
+    for replica, paused in evidence.pauses.paused.items():
+        yield Violation("A3", f"replica {replica} was paused at {paused.t_ns / 1e9:g} s and never told to go on")
+
+
+def check_aborts(evidence: Evidence) -> list[Violation]:
+    """Whether an abort that a server acknowledged left nothing in it that was sent before, and whether one that failed
+    stopped the update: what is left decodes on with KV of older weights, and its caller is told nothing of it."""
+    return evidence.pauses.found[:]
+
+
+MOST_SAME_REFUSALS = 5
+"""In one turn: a client need not know at once that it is refused for good."""
+
+
+def check_refusals(evidence: Evidence) -> Iterator[Violation]:
+    """Whether a request that a server refused, for what it is, was sent again and again as it was: it is refused each
+    time. Failures of a server are none, nor is being turned away at a gate."""
+    for session, turn in evidence.ledger.turns():
+        if len(turn.attempts) <= MOST_SAME_REFUSALS:
+            continue
+        refusals: Counter[tuple[int, str, str | None]] = Counter()
+        for attempt in turn.attempts:
+            if attempt.lost is None and attempt.ended and attempt.ended[-1].outcome == "error":
+                refusals[attempt.sent.prompt_tokens, repr(attempt.sent.limits), attempt.ended[-1].error] += 1
+        for (prompt_tokens, limits, error), times in refusals.items():
+            if times > MOST_SAME_REFUSALS:
+                yield Violation(
+                    "A8",
+                    f"session {session} turn {turn.started.turn} sent its request of {prompt_tokens} tokens with "
+                    f"limits {limits} {times} times, and was refused each time: {error}",
+                    session,
+                )
+
+
 def check_zero_tokens(evidence: Evidence) -> Iterator[Violation]:
     """Whether a call failed that got an answer of 0 tokens, and nothing worse: an abort before the first token gives
     one, and a client that averages over it, or takes it for an error, loses the whole response."""
@@ -79,7 +120,8 @@ def check_zero_tokens(evidence: Evidence) -> Iterator[Violation]:
             continue
         outcomes = [ended.outcome for attempt in turn.attempts for ended in attempt.ended]
         empty = any(attempt.delivered is not None and attempt.delivered.tokens == 0 for attempt in turn.attempts)
-        if empty and not {"error", "ill-formed"} & set(outcomes):
+        lost = any(attempt.lost is not None for attempt in turn.attempts)
+        if empty and not lost and not {"error", "ill-formed"} & set(outcomes):
             yield Violation(
                 "A5",
                 f"session {session} turn {turn.started.turn} got an answer of 0 tokens and failed: {turn.ended.error}",
@@ -95,6 +137,8 @@ def failures_of_itself(ledger: Ledger) -> list[tuple[int, TurnRecord]]:
 
 def _failed_of_itself(turn: TurnRecord) -> bool:
     if turn.ended is None or turn.ended.outcome != "error" or turn.balancer_failed:
+        return False
+    if any(attempt.lost is not None for attempt in turn.attempts):
         return False
     return not any(ended.outcome in ("error", "refused") for attempt in turn.attempts for ended in attempt.ended)
 
@@ -133,7 +177,15 @@ def check_failures_have_a_cause(evidence: Evidence) -> Iterator[Violation]:
 INVARIANTS = (
     Invariant("A1", "lifecycle", "Every request has exactly one terminal outcome.", check_one_outcome),
     Invariant("A2", "lifecycle", "Decoded tokens are delivered or accounted as discarded.", check_conservation),
+    Invariant("A3", "lifecycle", "Every pause is matched by a resume, on error paths too.", check_pauses, scope="run"),
+    Invariant(
+        "A4",
+        "lifecycle",
+        "An acknowledged abort ends every request sent before it, and one that failed stops the update.",
+        check_aborts,
+    ),
     Invariant("A5", "lifecycle", "Zero tokens is a legal outcome at every layer.", check_zero_tokens),
+    Invariant("A8", "lifecycle", "A deterministic rejection is not retried for ever.", check_refusals),
     Invariant(
         "A9",
         "lifecycle",

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from sim.invariants import budget, harness, lifecycle, liveness, routing, staleness
+from sim.invariants import budget, harness, lifecycle, liveness, routing, siblings, staleness
 from sim.invariants.interface import Invariant
 from sim.invariants.kinds import KINDS
 from sim.registry import RegistrationError, Registry
@@ -38,6 +38,7 @@ def with_numbers(numbers: Iterable[str]) -> list[Invariant]:
 
 for _module in (
     budget,
+    siblings,
     lifecycle,
     routing,
     staleness,

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from sim.case import Budget, Case, ClientView, EngineSettings, Limit, ServerSettings, Session, Transport, Turn
+from sim.case import Budget, Case, ClientView, EngineSettings, Limit, Router, ServerSettings, Session, Transport, Turn
 from sim.faults import (
     AbortAll,
     AbortRequest,
@@ -16,8 +16,14 @@ from sim.faults import (
     AfterTokens,
     AtTime,
     CancelClient,
+    CrashReplica,
+    DelayAnswer,
     DelayReleases,
+    FailControl,
+    FailRequest,
+    LoseAnswer,
     RemoveReplica,
+    RollingUpdate,
     WeightUpdate,
 )
 from sim.invariants.table import INVARIANTS
@@ -76,6 +82,43 @@ CLASSICS = (
             (AbortAll(AfterTokens(0, 30), 0),),
             server=ServerSettings(engine=EngineSettings(num_gpu_blocks=13, block_size=4)),
         ),
+    ),
+    # Servers that fail
+    Classic(
+        "a request that fails beside another",
+        ("B5",),
+        Case(_BUDGET, (Session(2), Session(2, arrival_s=1.0)), (FailRequest(AfterTokens(0, 3), 0),)),
+    ),
+    Classic("an answer that is late", ("B2",), Case(_BUDGET, (Session(2),), (DelayAnswer(AtTime(0.0), 0, 90.0),))),
+    Classic("an answer that is lost", ("B2",), Case(_BUDGET, (Session(2),), (LoseAnswer(AtTime(0.0), 0),))),
+    Classic("a replica that dies", ("V1",), Case(_BUDGET, (Session(2),), (CrashReplica(AfterTokens(0, 3), 0),))),
+    Classic(
+        "an abort that fails",
+        ("A4",),
+        Case(_BUDGET, (Session(2),), (FailControl(AtTime(0.0), 0), WeightUpdate(AfterTokens(0, 3), 0.0))),
+    ),
+    Classic(
+        "a resume that fails",
+        ("A3",),
+        Case(_BUDGET, (Session(2),), (FailControl(AtTime(0.0), 0, "resume"), WeightUpdate(AfterTokens(0, 3)))),
+    ),
+    Classic(
+        # The first is answered with new weights at 3 s, the second with old ones at 4 s.
+        "an update that has come to one of two replicas",
+        ("A2",),
+        Case(
+            _ROUTING_BUDGET,
+            (Session(1), Session(1, arrival_s=2.0)),
+            (RollingUpdate(AtTime(0.6), 0.0, 4.0),),
+            replicas=2,
+            server=ServerSettings(token_time_s=0.25),
+            router=Router("first"),
+        ),
+    ),
+    Classic(
+        "a config with a response_length that is no integer",
+        ("A8",),
+        Case(Budget(4, 10, client_view=ClientView(10.0)), (Session(2),)),
     ),
     # Sessions and the replicas that they are sent to
     Classic("a choice of two", ("D1",), Case(_ROUTING_BUDGET, (Session(1),), replicas=2)),

@@ -32,6 +32,7 @@ from sim.faults import (
 )
 from sim.registry import load_installed_plugins
 from sim.schema import CaseError
+from sim.search.server_faults import ONE_IN, SERVER_FAULTS, TROUBLES
 
 Policy = Literal["turn", "trajectory"]
 MakeFault = Callable[[int, int, int], Fault]
@@ -150,11 +151,31 @@ _abort_faults = st.tuples(_when, st.integers(0, 3), _indexes, st.sampled_from([1
 _cancel_faults = st.tuples(_when, _indexes).map(_cancel_fault)
 _membership_faults = st.tuples(st.integers(0, 3), st.booleans(), _indexes, _indexes, _seconds).map(_membership_fault)
 
+_troubles = st.one_of(*[st.none()] * (ONE_IN - 1), st.tuples(_when, TROUBLES))
+
+
+def _trouble(drawn: Any, sessions: int, replicas: int, response_length: int) -> tuple[Fault, ...]:
+    """The one more fault of a world whose servers fail."""
+    if drawn is None:
+        return ()
+    drawn_when, make = drawn
+    made: tuple[Fault, ...] = make(_fitted_when(drawn_when, sessions, response_length), sessions, replicas)
+    return made
+
+
 # Faults that a project has registered
 
-_DRAWN_BY_HAND = frozenset(
-    (WeightUpdate, AbortAll, AbortRequest, CancelClient, RemoveReplica, AddReplica, ClearSticky, DelayReleases)
+_ON_THEIR_OWN = (
+    WeightUpdate,
+    AbortAll,
+    AbortRequest,
+    CancelClient,
+    RemoveReplica,
+    AddReplica,
+    ClearSticky,
+    DelayReleases,
 )
+_DRAWN_BY_HAND = frozenset((*_ON_THEIR_OWN, *SERVER_FAULTS))
 _MOST_SMALL = 8
 """Different values of a whole number."""
 
@@ -250,13 +271,16 @@ def response_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: i
     """A few sessions whose responses are aborted and resumed: budgets, limits, configs, conservation, liveness."""
 
     def fitted(drawn: tuple[Any, ...]) -> Case:
-        prompt_length, response_length, spare, view, replicas, sessions, faults, server, transport, odds, seed = drawn
+        prompt_length, response_length, spare, view, replicas, sessions, faults, server, transport, odds, seed, more = (
+            drawn
+        )
         calm, drops = odds == 0, odds == 7
         context: Any = max(2, prompt_length + response_length + 8 - spare) if spare else UNSET
         budget = Budget(prompt_length, response_length, context, policy=policy, client_view=view)
         fitted_sessions = _fitted_sessions(sessions, budget, most_turns)
+        made = [] if calm else [make(len(fitted_sessions), replicas, response_length) for make in faults]
         return _fitting(
-            () if calm else tuple(make(len(fitted_sessions), replicas, response_length) for make in faults),
+            (*made, *_trouble(more, len(fitted_sessions), replicas, response_length)),
             budget=budget,
             sessions=fitted_sessions,
             replicas=replicas,
@@ -279,6 +303,7 @@ def response_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: i
         _transports,
         st.integers(0, 7),
         st.integers(0, 255),
+        _troubles,
     ).map(fitted)
 
 
@@ -296,9 +321,10 @@ def routing_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: in
     crowds = st.lists(_session, min_size=1, max_size=8).map(lambda drawn: _fitted_sessions(drawn, budget, most_turns))
 
     def fitted(drawn: tuple[Any, ...]) -> Case:
-        sessions, replicas, faults, server, transport, seed = drawn
+        sessions, replicas, faults, server, transport, seed, more = drawn
+        made = [make(len(sessions), replicas, budget.response_length) for make in faults]
         return _fitting(
-            tuple(make(len(sessions), replicas, budget.response_length) for make in faults),
+            (*made, *_trouble(more, len(sessions), replicas, budget.response_length)),
             budget=budget,
             sessions=sessions,
             replicas=replicas,
@@ -309,7 +335,7 @@ def routing_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: in
 
     faults = st.lists(_one_of(_membership_faults, _membership_faults, _cancel_faults, _abort_faults), max_size=4)
     return st.tuples(
-        st.one_of(rows, crowds), st.integers(2, 4), faults, _servers, _transports, st.integers(0, 255)
+        st.one_of(rows, crowds), st.integers(2, 4), faults, _servers, _transports, st.integers(0, 255), _troubles
     ).map(fitted)
 
 

@@ -93,6 +93,8 @@ class ServerParts:
     model: ModelEnds
     watcher: Watcher
     make_output: MakeOutput
+    version: int = 0
+    """Of its weights, to begin with."""
 
 
 class RolloutServer(Protocol):
@@ -125,6 +127,12 @@ class RolloutServer(Protocol):
 
     async def set_weight_version(self, version: int) -> None:
         """The weights are of this version from the next step on."""
+
+    def fail_request(self, session: int, error: Exception) -> bool:
+        """A live request of the session fails with what it has; False: there is none."""
+
+    def die(self, error: Exception) -> None:
+        """Everything that it has fails, and it does nothing any more."""
 
     def book(self) -> None:
         """Puts on the trace what is decoded by now, where the trace needs it to the token."""

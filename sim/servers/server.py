@@ -15,6 +15,7 @@ from sim.events import (
     Admitted,
     Decoded,
     Ended,
+    Event,
     Granted,
     Parked,
     Paused,
@@ -23,7 +24,7 @@ from sim.events import (
     VersionChanged,
     without_addresses,
 )
-from sim.servers.port import Answer, ServerParts
+from sim.servers.port import Answer, Events, ServerParts
 from sim.tokens import LogProbs, TokenIds, first_token, plain_ids, session_of
 
 _ADMISSION_POLL_NS = 10**7
@@ -68,6 +69,13 @@ class _Request:
     runs: list[tuple[int, int, int]] = field(default_factory=list)
 
 
+class _NoEvents:
+    """In the place of the trace, once the server is dead."""
+
+    def add(self, event: Event, /) -> None:
+        del event
+
+
 class SimulatedServer:
     """One replica; see `sim.servers.port.RolloutServer`.
 
@@ -77,7 +85,7 @@ class SimulatedServer:
 
     def __init__(self, parts: ServerParts) -> None:
         self.replica = parts.replica
-        self.version = 0
+        self.version = parts.version
         self._settings = parts.settings
         self._budget = parts.budget
         self._dialect = parts.dialect
@@ -85,19 +93,22 @@ class SimulatedServer:
         self._gate = parts.gate
         self._engine = parts.engine
         self._loop = parts.clock
-        self._trace = parts.events
+        self._trace: Events = parts.events
         self._model = parts.model
         self._watcher = parts.watcher
         self._make_output = parts.make_output
         self._live: dict[int, _Request] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_moment = Moment(0, False)
-        self._admitting = 0
+        self._admitting: dict[int, _Request] = {}
         self._without_token: dict[int, _Request] = {}
         """Of those in the engine."""
         self._admitted: asyncio.Future[None] = self._loop.create_future()
         """Done when a long wait for admissions is over."""
         self._drained: asyncio.Future[None] | None = None
+        self._death: Exception | None = None
+        if parts.version:
+            self._engine.set_weight_version(parts.version)
 
     def generate(
         self, request: int, prompt_ids: Sequence[int], sampling_params: dict[str, Any], request_id: str
@@ -120,7 +131,9 @@ class SimulatedServer:
 
     def _enter(self, request: _Request) -> None:
         """Through the gate, where it may be turned away or parked, and towards the engine."""
-        if self._gate.is_closed:
+        if self._death is not None:
+            self._fail(request, self._death)
+        elif self._gate.is_closed:
             if self._gate.rejects:
                 self._end(request.number, "refused", 0)
                 self._loop.call_soon(self._answer, request, "refused")
@@ -130,15 +143,15 @@ class SimulatedServer:
                 self._trace.add(Parked(self._loop.now_ns, request.number))
             self._gate.park(request)
         elif self._settings.admission_s:
-            self._admitting += 1
+            self._admitting[request.number] = request
             self._loop.call_later(self._settings.admission_s, self._admit_late, request)
         else:
             self._admit(request)
 
     def _admit_late(self, request: _Request) -> None:
-        self._admitting -= 1
-        self._admit(request)
-        self._one_admission_less()
+        if self._admitting.pop(request.number, None) is not None:  # else it died meanwhile
+            self._admit(request)
+            self._one_admission_less()
 
     def _admit(self, request: _Request) -> None:
         now_ns = self._loop.now_ns
@@ -193,7 +206,7 @@ class SimulatedServer:
             await self._drained
         if clear_cache:
             self._engine.reset_prefix_cache(reset_running_requests=mode == "keep")
-        self._trace.add(Paused(self._loop.now_ns, self.replica, 0))
+        self._trace.add(Paused(self._loop.now_ns, self.replica, 0, mode))
 
     async def _wait_for_admissions(self) -> None:
         """Waits until what is past the gate is in the engine, or has its first token, where the server wants that."""
@@ -264,6 +277,27 @@ class SimulatedServer:
         stale = self._engine.set_weight_version(version)
         self._trace.add(VersionChanged(self._loop.now_ns, self.replica, version, *stale))
         self._set_timer()
+
+    def fail_request(self, session: int, error: Exception) -> bool:
+        """See `RolloutServer`."""
+        self._take(self._engine.flush(self._loop.now_ns))
+        request = next((each for each in self._live.values() if each.session == session), None)
+        if request is not None:
+            self._fail(request, error)
+        self._set_timer()
+        return request is not None
+
+    def die(self, error: Exception) -> None:
+        """See `RolloutServer`. What a control call under way still does is on no trace."""
+        self._take(self._engine.flush(self._loop.now_ns))
+        self._death = error
+        for request in (*self._live.values(), *self._admitting.values()):
+            self._fail(request, error)
+        self._admitting.clear()
+        self._gate.open(lambda request: self._fail(request, error))
+        self._tell_admitted()
+        self._set_timer()
+        self._trace = _NoEvents()
 
     def book(self) -> None:
         """See `RolloutServer`."""
@@ -338,14 +372,27 @@ class SimulatedServer:
         left = self._engine.abort(request.number)
         self._finish(request, "abort", left.prefill, left.in_flight_tokens)
 
+    def _fail(self, request: _Request, error: Exception) -> None:
+        in_flight_tokens = 0
+        if request.number in self._live:
+            left = self._engine.abort(request.number)
+            in_flight_tokens = left.in_flight_tokens
+            self._leave(request, left.prefill)
+        self._end(request.number, "error", request.tokens, str(error), in_flight_tokens)
+        self._loop.call_soon(request.answer.set_exception, error)
+
     def _finish(self, request: _Request, outcome: Outcome, prefill: Prefill | None, in_flight_tokens: int = 0) -> None:
+        self._leave(request, prefill)
+        self._end(request.number, outcome, request.tokens, in_flight_tokens=in_flight_tokens)
+        self._loop.call_soon(self._answer, request, outcome)
+
+    def _leave(self, request: _Request, prefill: Prefill | None) -> None:
+        """It is in the engine no longer."""
         del self._live[request.number]
         if self._without_token.pop(request.number, None) is not None:
             self._one_admission_less()
         if prefill is not None and any(prefill):
             self._trace.add(Prefilled(self._loop.now_ns, request.number, *prefill))
-        self._end(request.number, outcome, request.tokens, in_flight_tokens=in_flight_tokens)
-        self._loop.call_soon(self._answer, request, outcome)
 
     def _end(
         self, request: int, outcome: Outcome, tokens: int, error: str | None = None, in_flight_tokens: int = 0

@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sim.case import Transport
 from sim.clock import NS_PER_S, to_ns
-from sim.events import Acquired, Awaited, Delivered, Discarded, Message, Sent, spelled
+from sim.events import Acquired, Awaited, Delivered, Discarded, Lost, Message, Sent, spelled
+from sim.servers.failures import ActorUnavailableError, CallFailed
 from sim.servers.port import Answer, Clock
 from sim.trace import Trace
 from sim.transport.balancer_port import BalancerPort
@@ -56,6 +57,14 @@ class OwnFault(Exception):
         self.error = error
 
 
+class Call(NamedTuple):
+    """A request under way, and where its caller waits."""
+
+    request: int
+    session: int
+    future: "asyncio.Future[Any]"
+
+
 def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> bool:
     """Feeds a caller's future; False where the caller is gone."""
     if future.done():
@@ -95,6 +104,8 @@ class Wire:
         self._requests = 0
         self.calls_under_way = 0
         """Calls to servers that have not come to their end."""
+        self._disturbed: dict[int, list[tuple[int, bool]]] = {}
+        """For the next answers to a session: by how much they are late, in ns, and whether they are lost."""
         self._release_delays: list[tuple[int, int]] = []
         """How late releases reach the balancer on top of its delay: (until when, by how much), both in ns. Of several
         that hold at once it is the longest."""
@@ -102,6 +113,10 @@ class Wire:
     def delay_releases(self, until_ns: int, late_ns: int) -> None:
         """See `sim.world.ports.Network`."""
         self._release_delays.append((until_ns, late_ns))
+
+    def disturb_answer(self, session: int, late_ns: int, *, is_lost: bool) -> None:
+        """See `sim.world.ports.Network`."""
+        self._disturbed.setdefault(session, []).append((late_ns, is_lost))
 
     def _after(self, delay_ns: int, callback: Callable[..., None], *args: Any) -> None:
         if delay_ns:
@@ -163,59 +178,54 @@ class Wire:
         if self._copies:
             args = copied_arguments(args, kwargs)
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._after(self._server_delay_ns, self._deliver_request, generate, request, args, kwargs, future)
+        call = Call(request, turn.session, future)
+        self._after(self._server_delay_ns, self._deliver_request, generate, call, args, kwargs)
         self._listener.sent(turn.session)
         return future
 
     def _deliver_request(
-        self,
-        generate: Callable[..., Any],
-        request: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        future: "asyncio.Future[Any]",
+        self, generate: Callable[..., Any], call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         try:
-            answer = asyncio.ensure_future(generate(request, *args, **kwargs))
+            answer = asyncio.ensure_future(generate(call.request, *args, **kwargs))
         except AssertionError as error:
             raise OwnFault(error) from error
         except Exception as error:
-            self._send_back(request, future, None, error)
+            self._send_back(call, None, error)
         else:
-            answer.add_done_callback(partial(self._answered, request, future))
+            answer.add_done_callback(partial(self._answered, call))
 
-    def _answered(self, request: int, future: "asyncio.Future[Any]", answer: "asyncio.Future[Answer]") -> None:
+    def _answered(self, call: Call, answer: "asyncio.Future[Answer]") -> None:
         """The output is not copied: the server has made it for this call alone."""
         error = answer.exception()
         if isinstance(error, AssertionError):
             raise OwnFault(error) from error
-        self._send_back(request, future, None if error is not None else answer.result(), error)
+        self._send_back(call, None if error is not None else answer.result(), error)
 
-    def _send_back(
-        self,
-        request: int,
-        future: "asyncio.Future[Any]",
-        answer: Answer | None,
-        error: BaseException | None,
-    ) -> None:
-        if self._server_delay_ns:
-            self._after(self._server_delay_ns, self._deliver_answer, request, future, answer, error)
+    def _send_back(self, call: Call, answer: Answer | None, error: BaseException | None) -> None:
+        delay_ns = self._server_delay_ns
+        if call.session in self._disturbed:
+            late_ns, is_lost = self._disturbed[call.session].pop(0)
+            if not self._disturbed[call.session]:
+                del self._disturbed[call.session]
+            delay_ns += late_ns
+            if is_lost:
+                answer, error = None, ActorUnavailableError("the connection to the replica was lost")
+        if delay_ns:
+            self._after(delay_ns, self._deliver_answer, call, answer, error)
         else:
-            self._deliver_answer(request, future, answer, error)
+            self._deliver_answer(call, answer, error)
 
-    def _deliver_answer(
-        self,
-        request: int,
-        future: "asyncio.Future[Any]",
-        answer: Answer | None,
-        error: BaseException | None,
-    ) -> None:
+    def _deliver_answer(self, call: Call, answer: Answer | None, error: BaseException | None) -> None:
         self.calls_under_way -= 1
         tokens, output = (0, None) if answer is None else answer
-        if _settle(future, output, error):
-            self._trace.add(Delivered(self._loop.now_ns, request, tokens))
+        has_caller = _settle(call.future, output, error)
+        if isinstance(error, CallFailed):
+            self._trace.add(Lost(self._loop.now_ns, call.request, spelled(error)))
+        elif has_caller:
+            self._trace.add(Delivered(self._loop.now_ns, call.request, tokens))
         else:
-            self._trace.add(Discarded(self._loop.now_ns, request, tokens))
+            self._trace.add(Discarded(self._loop.now_ns, call.request, tokens))
 
     # Control calls
 

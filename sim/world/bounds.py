@@ -47,7 +47,7 @@ def bounds_of(case: Case) -> WorldBounds:
     # Each fault once, with what it costs everybody: its time, its pause, and a call that it makes necessary.
     total_s = work.total_s
     for fault in case.faults:
-        total_s += fault.idle_s + fault.late_s + getattr(fault.at, "time_s", 0.0) + call_s
+        total_s += fault.lasts_s(case.replicas) + fault.late_s + getattr(fault.at, "time_s", 0.0) + call_s
 
     # Those that come again: a token for each time, or the time that is there without any.
     times = []
@@ -56,7 +56,7 @@ def bounds_of(case: Case) -> WorldBounds:
         times.append(LEAST_TIMES + work.budget_tokens + round(total_s / at.time_s) if isinstance(at, Every) else 1)
 
     # They stretch the work: of the time between two of them, only what calls and pauses leave is of use.
-    idle_s = max([fault.idle_s for fault in case.faults], default=0.0)
+    idle_s = max([fault.lasts_s(case.replicas) for fault in case.faults], default=0.0)
     for fault, most in zip(case.faults, times, strict=True):
         if isinstance(fault.at, Every):
             useful_s = fault.at.time_s - call_s * case.most_live_sessions

@@ -38,6 +38,9 @@ class Network(Protocol):
     def delay_releases(self, until_ns: int, late_ns: int) -> None:
         """Until then, a message that releases a slot reaches the balancer so much later."""
 
+    def disturb_answer(self, session: int, late_ns: int, *, is_lost: bool) -> None:
+        """The next answer of a server to the session comes so much later; where it is lost, an error in its place."""
+
 
 MakeNetwork = Callable[[Transport, RequestProtocol, Clock, Trace, SentListener], Network]
 """(the Case's transport, how the framework's clients ask, clock, trace, who listens to what is sent) → network."""

@@ -8,17 +8,29 @@ from typing import Any
 from sim.clock import to_ns
 from sim.engine.config import PauseMode
 from sim.events import Cancelled
-from sim.servers.port import Clock, RolloutServer
+from sim.faults.stage import ControlCall
+from sim.servers.failures import ActorDiedError, CallFailed, ServerError
+from sim.servers.mortal import MortalServer
+from sim.servers.port import Clock
 from sim.sut.framework import Framework
 from sim.trace import Trace
 from sim.transport.handles import Handle
 from sim.world.ports import Network
 
+MOST_RESUMES = 8
+"""How often a trainer tells a replica to go on that fails to."""
+
 
 async def _all(calls: Sequence[Awaitable[Any]]) -> None:
-    """Waits for calls that are all under way already."""
+    """Waits for the end of calls that are all under way already; raises what the first of them raised."""
+    failed: Exception | None = None
     for call in calls:
-        await call
+        try:
+            await call
+        except Exception as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 @dataclass(slots=True)
@@ -30,7 +42,7 @@ class WorldStage:
     trace: Trace
     network: Network
     names: list[str]
-    servers: list[RolloutServer]
+    servers: list[MortalServer]
     handles: list[Handle]
     balancer: Handle
     sessions: "dict[int, asyncio.Task[None]]"
@@ -67,11 +79,30 @@ class WorldStage:
         await _all([pause(self.handles[each], mode, clear_cache=clear_cache) for each in replicas])
 
     async def resume(self, replicas: Sequence[int]) -> None:
-        await _all([self.framework.trainer.resume(self.handles[each]) for each in replicas])
+        resume = self.framework.trainer.resume
+        await _all([self._resumed(each, resume(self.handles[each])) for each in replicas])
+
+    async def _resumed(self, replica: int, call: Awaitable[Any]) -> None:
+        for _ in range(MOST_RESUMES):
+            try:
+                await call
+                return
+            except ActorDiedError:  # there is nothing left in it that is paused
+                return
+            except CallFailed:
+                call = self.framework.trainer.resume(self.handles[replica])
+        await call
 
     async def next_version(self) -> None:
+        await self.set_version(self.everyone, self.begin_version())
+
+    def begin_version(self) -> int:
         self.version += 1
-        await _all([self.framework.trainer.set_weight_version(handle, self.version) for handle in self.handles])
+        return self.version
+
+    async def set_version(self, replicas: Sequence[int], version: int) -> None:
+        set_version = self.framework.trainer.set_weight_version
+        await _all([set_version(self.handles[each], version) for each in replicas])
 
     async def remove(self, replicas: Sequence[int]) -> None:
         self.registered.difference_update(replicas)
@@ -95,6 +126,31 @@ class WorldStage:
                 await self.framework.trainer.abort_request(handle, request_id)
                 return True
         return False
+
+    def fail_request_of(self, session: int) -> bool:
+        return any(
+            server.fail_request(session, ServerError(f"replica {server.replica} failed at the request"))
+            for server in self.servers
+        )
+
+    def delay_answer(self, session: int, delay_s: float) -> None:
+        self.network.disturb_answer(session, to_ns(delay_s), is_lost=False)
+
+    def lose_answer(self, session: int, told_after_s: float) -> None:
+        self.network.disturb_answer(session, to_ns(told_after_s), is_lost=True)
+
+    def crash(self, replica: int) -> bool:
+        server = self.servers[replica]
+        if server.is_dead:
+            return False
+        server.crash()
+        return True
+
+    def restart(self, replica: int, version: int) -> None:
+        self.servers[replica].restart(version)
+
+    def fail_control(self, replica: int, call: ControlCall, times: int, *, is_done: bool) -> None:
+        self.servers[replica].fail_control(call, times, is_done)
 
     def cancel(self, session: int) -> bool:
         task = self.sessions.get(session)

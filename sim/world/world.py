@@ -21,6 +21,7 @@ from sim.clock import (
 from sim.events import FaultFired, Logged, Message, WorldEnded, spelled, without_addresses
 from sim.faults import Every, Fault
 from sim.servers.gate import SubmissionGate
+from sim.servers.mortal import MortalServer
 from sim.servers.port import RolloutServer, ServerParts
 from sim.servers.server import SimulatedServer
 from sim.sut.framework import Sut
@@ -77,7 +78,7 @@ class World:
         """Callbacks that ran: what the run cost, the same on any machine."""
         self._network: Network | None = None
         self._parties: Parties | None = None
-        self._servers: list[RolloutServer] = []
+        self._servers: list[MortalServer] = []
         self._sessions: Sessions | None = None
         self._fault: Exception | None = None
         """What a server of ours raised in its own time, or asserts when it is called: no client is to blame."""
@@ -166,22 +167,27 @@ class World:
         if acting:
             await asyncio.wait(acting)
 
-    def _make_server(self, replica: int, model: FakeModel, triggers: Triggers) -> RolloutServer:
+    def _make_server(self, replica: int, model: FakeModel, triggers: Triggers) -> MortalServer:
         case = self.case
-        parts = ServerParts(
-            replica,
-            case.server,
-            case.server.rules,
-            case.budget,
-            SubmissionGate(),
-            self.ports.make_engine(case),
-            self.loop,
-            self.trace,
-            model,
-            triggers,
-            self._make_output,
-        )
-        return self.ports.make_server(self.sut.make_server, parts)
+
+        def make(version: int) -> RolloutServer:
+            parts = ServerParts(
+                replica,
+                case.server,
+                case.server.rules,
+                case.budget,
+                SubmissionGate(),
+                self.ports.make_engine(case),
+                self.loop,
+                self.trace,
+                model,
+                triggers,
+                self._make_output,
+                version,
+            )
+            return self.ports.make_server(self.sut.make_server, parts)
+
+        return MortalServer(replica, make, self.loop, self.trace)
 
     def _make_output(
         self, token_ids: Tokens, log_probs: list[float] | LogProbs | None, stop_reason: str | None, version: int

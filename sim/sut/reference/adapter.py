@@ -12,7 +12,8 @@ CLEAN = "reference:pinned"
 
 def _load(name: str) -> Sut:
     planted = Planted("") if name == CLEAN else PLANTED[name.partition(":")[2]]
-    return Sut(name, name, factory(planted), REFERENCE, planted.make_server)
+    framework = dataclasses.replace(REFERENCE, trainer=planted.trainer)
+    return Sut(name, name, factory(planted), framework, planted.make_server)
 
 
 REFERENCE = dataclasses.replace(

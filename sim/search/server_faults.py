@@ -1,0 +1,57 @@
+"""Worlds in which servers fail: one more fault in a share of the worlds, so that all others stay as they are."""
+
+from collections.abc import Callable
+from typing import get_args
+
+from hypothesis import strategies as st
+
+from sim.faults import (
+    AtTime,
+    CrashReplica,
+    DelayAnswer,
+    FailControl,
+    FailRequest,
+    Fault,
+    LoseAnswer,
+    RollingUpdate,
+    WeightUpdate,
+    When,
+)
+from sim.faults.stage import ControlCall
+
+MakeTrouble = Callable[[When, int, int], tuple[Fault, ...]]
+"""Makes it for a time, a number of sessions and a number of replicas; a failing control call comes with an update."""
+
+ONE_IN = 4
+"""Worlds that have any."""
+
+SERVER_FAULTS = (FailRequest, DelayAnswer, LoseAnswer, CrashReplica, FailControl, RollingUpdate)
+
+_CALLS = get_args(ControlCall)
+
+
+def _trouble(drawn: tuple[int, int, int]) -> MakeTrouble:
+    kind, index, variant = drawn
+
+    def make(when: When, sessions: int, replicas: int) -> tuple[Fault, ...]:
+        session, replica = index % sessions, index % replicas
+        match kind:
+            case 0:
+                return (FailRequest(when, session),)
+            case 1:
+                return (DelayAnswer(when, session, 1.0 if variant else 90.0),)
+            case 2:
+                return (LoseAnswer(when, session),)
+            case 3:
+                return (CrashReplica(when, replica, 3.0 if variant // 2 else 1.0, variant % 2),)
+            case 4:
+                return (RollingUpdate(when, float(variant % 2), 3.0 if variant // 2 else 1.0),)
+        call, is_done = _CALLS[kind - 5], variant == 3
+        return FailControl(AtTime(0.0), replica, call, 1 + (variant == 2), is_done), WeightUpdate(when)
+
+    return make
+
+
+TROUBLES: st.SearchStrategy[MakeTrouble] = st.tuples(
+    st.integers(0, 4 + len(_CALLS)), st.integers(0, 7), st.integers(0, 3)
+).map(_trouble)
