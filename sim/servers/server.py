@@ -114,6 +114,7 @@ class SimulatedServer:
         """Through the gate, where it may be turned away or parked, and towards the engine."""
         if self._gate.is_closed:
             if self._gate.rejects:
+                request.version = self.version
                 self._end(request.number, "refused", 0)
                 self._loop.call_soon(self._answer, request, "refused")
                 return
@@ -153,7 +154,8 @@ class SimulatedServer:
         token_ids = TokenIds.counting_from(first, request.tokens)
         log_probs = LogProbs(tuple(request.runs)) if request.wants_log_probs and outcome != "refused" else None
         reason = self._dialect.stop_reasons[outcome]
-        request.answer.set_result(Answer(request.tokens, self._make_output(token_ids, log_probs, reason, self.version)))
+        output = self._make_output(token_ids, log_probs, reason, request.version)
+        request.answer.set_result(Answer(request.tokens, output, log_probs is not None))
 
     async def abort_all(self, *, reset_prefix_cache: bool = True, reject: bool = False) -> list[str]:
         """See `RolloutServer`. Closes the gate, waits for what has passed it, and ends what is in the engine."""

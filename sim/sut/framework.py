@@ -1,7 +1,7 @@
 """What makes a framework's own code run in a world: one record, filled in by the adapter in the framework's folder."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -15,13 +15,14 @@ from sim.transport.protocol import BalancerProtocol, RequestProtocol
 
 
 class Returned(NamedTuple):
-    """What a client's call returned: the token ids of the whole response, why it ended, and the oldest and newest
-    weight version that it names."""
+    """What a client's call returned: the token ids of the whole response, why it ended, the oldest and newest weight
+    version that it names, and the log probabilities of its tokens."""
 
     token_ids: Sequence[int]
     stop_reason: str | None
     min_version: int | None
     max_version: int | None
+    log_probs: Iterable[Any] | None = None
 
 
 class TrainerCalls(Protocol):

@@ -5,7 +5,7 @@ with a Ray actor. Arguments are copied as a serialising transport does, or share
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from sim.case import Transport
 from sim.clock import NS_PER_S, to_ns
 from sim.events import Acquired, Delivered, Discarded, Message, Sent, spelled
 from sim.servers.port import Answer, Clock
+from sim.tokens import Ids, ids_as_runs
 from sim.trace import Trace
 from sim.transport.balancer_port import BalancerPort
 from sim.transport.copies import copied_arguments
@@ -55,6 +56,17 @@ def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | N
     else:
         future.set_result(result)
     return True
+
+
+_NO_ANSWER = Answer(0, None)
+
+
+def _prompt(prompt_ids: Sequence[Any]) -> Ids:
+    """The ids of a prompt as runs: none where they are no integers, which is for the server to say."""
+    try:
+        return ids_as_runs(prompt_ids)
+    except TypeError:
+        return ()
 
 
 class Wire:
@@ -141,6 +153,7 @@ class Wire:
                 replica,
                 len(asked_for.prompt_ids),
                 asked_for.limits,
+                _prompt(asked_for.prompt_ids),
             )
         )
         turn.attempts += 1
@@ -192,9 +205,9 @@ class Wire:
         error: BaseException | None,
     ) -> None:
         self.calls_under_way -= 1
-        tokens, output = (0, None) if answer is None else answer
+        tokens, output, log_probs = _NO_ANSWER if answer is None else answer
         if _settle(future, output, error):
-            self._trace.add(Delivered(self._loop.now_ns, request, tokens))
+            self._trace.add(Delivered(self._loop.now_ns, request, tokens, log_probs))
         else:
             self._trace.add(Discarded(self._loop.now_ns, request, tokens))
 
