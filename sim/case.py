@@ -263,10 +263,9 @@ def explicit_limit(case: Case, session: int) -> Limit | None:
 
 
 @functools.lru_cache(maxsize=4)
-def _layout(kinds_of_faults: int) -> Any:
-    """A Case's fields as a struct whose faults are of the kinds known by now: msgspec wants a closed union."""
-    assert kinds_of_faults == len(FAULTS)
-    kinds: Any = functools.reduce(operator.or_, FAULTS.values())
+def _layout(kinds_of_faults: tuple[Any, ...]) -> Any:
+    """A Case's fields as a struct whose faults are of these kinds, those known by now: msgspec wants a closed union."""
+    kinds: Any = functools.reduce(operator.or_, kinds_of_faults)
     fields: list[tuple[str, Any, Any]] = []
     for field in msgspec.structs.fields(Case):
         kind = tuple.__class_getitem__((kinds, ...)) if field.name == "faults" else field.type
@@ -276,11 +275,11 @@ def _layout(kinds_of_faults: int) -> Any:
 
 def layout() -> Any:
     """The struct that a Case is read through; `sim.schema.explained` wants it."""
-    return _layout(len(FAULTS))
+    return _layout(tuple(FAULTS.values()))
 
 
 @functools.lru_cache(maxsize=4)
-def _decoder(kinds_of_faults: int) -> "msgspec.json.Decoder[Any]":
+def _decoder(kinds_of_faults: tuple[Any, ...]) -> "msgspec.json.Decoder[Any]":
     return msgspec.json.Decoder(_layout(kinds_of_faults))
 
 
@@ -298,13 +297,13 @@ def loads(text: str | bytes, source: str = "the case") -> Case:
     """A Case from JSON of this or any earlier format. Raises `CaseError` naming `source`, the path inside it, the
     value and what is allowed."""
     try:
-        found = _decoder(len(FAULTS)).decode(text)
+        found = _decoder(tuple(FAULTS.values())).decode(text)
         if found.format == FORMAT:
             return Case(*msgspec.structs.astuple(found))
         return from_builtins(plain_json(text), source)
     except msgspec.ValidationError as error:
         data = plain_json(text)
-        if _is_of_another_format(data) or load_installed_plugins():
+        if data is not None and (_is_of_another_format(data) or load_installed_plugins()):
             return from_builtins(data, source)
         raise CaseError(f"{source}: {explained(error, data, layout())}") from None
     except (CaseError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -94,9 +94,12 @@ def read(path: Path) -> Entry:
     except OSError as error:
         raise CaseError(f"{path}: cannot be read: {error.strerror}") from None
     try:
-        if "case" not in msgspec.json.decode(text, type=dict[str, msgspec.Raw]):
+        try:
+            envelope = _envelope_decoder.decode(text)
+        except msgspec.ValidationError:
+            if "case" in msgspec.json.decode(text, type=dict[str, msgspec.Raw]):
+                raise
             return Entry(case=loads(text, str(path)))
-        envelope = _envelope_decoder.decode(text)
         case = loads(bytes(envelope.case), f"{path}: case")
     except msgspec.ValidationError as error:
         raise CaseError(f"{path}: {explained(error, plain_json(text), _Envelope)}") from None

@@ -17,10 +17,14 @@ MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 
 def migrated(data: dict[str, Any]) -> dict[str, Any]:
-    """A case as plain JSON in today's format. Raises `CaseError` for a format that is not known."""
+    """A case as plain JSON in today's format. Raises `CaseError` for a format that is not known, and for what is so far
+    from a case that a step cannot be taken."""
     number = data.get("format", FORMAT)
     if type(number) is not int or not 1 <= number <= FORMAT:
         raise CaseError(f"format is {number!r}: this version of rollcage reads the formats 1 to {FORMAT}")
     for step in range(number, FORMAT):
-        data = {**MIGRATIONS[step](data), "format": step + 1}
+        try:
+            data = {**MIGRATIONS[step](data), "format": step + 1}
+        except (LookupError, TypeError, AttributeError, ValueError) as error:  # nobody has checked it so far
+            raise CaseError(f"this is no case of format {step}: {type(error).__name__}: {error}") from error
     return data

@@ -6,6 +6,22 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta, inspect
 
+__all__ = [
+    "MAX_REPEAT",
+    "MAX_REPLICAS",
+    "MAX_TIME_S",
+    "MAX_TOKENS",
+    "CaseError",
+    "Data",
+    "Index",
+    "PositiveTokenCount",
+    "Seconds",
+    "Seed",
+    "TokenCount",
+    "explained",
+    "plain_json",
+]
+
 MAX_TOKENS = 10_000_000
 MAX_TIME_S = 1e7
 MAX_REPLICAS = 1024

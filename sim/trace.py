@@ -47,7 +47,7 @@ class Trace:
     `sessions`: how many there are. `roles`: what the kinds of messages to this world's balancer ask for; a kind that
     is not among them asks for nothing that is followed. `observers`: they are handed all events in chapters of about
     `chapter_events`, and the trace keeps none; None: it keeps them all, as `events` and `ledger`. All else is the same
-    for both.
+    for both. `budget_setting`: what the client's config calls the length of a response.
     """
 
     def __init__(
@@ -56,8 +56,10 @@ class Trace:
         roles: Mapping[str, Role] = MappingProxyType({}),
         observers: Sequence[Observer] | None = None,
         chapter_events: int = CHAPTER_EVENTS,
+        budget_setting: str = "response_length",
     ) -> None:
         self.roles = roles
+        self.budget_setting = budget_setting
         self.raised: dict[tuple[int, int], StackSummary] = {}
         """Where the exception of a call came from, by (session, turn), for the first `MOST_RAISED_KEPT`. No event: it
         differs from machine to machine."""

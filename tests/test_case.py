@@ -6,8 +6,8 @@ import re
 import msgspec
 import pytest
 
+from sim import registry
 from sim.case import (
-    FORMAT,
     Budget,
     Case,
     ClientView,
@@ -39,6 +39,7 @@ from sim.faults import (
     RemoveReplica,
     WeightUpdate,
 )
+from sim.migrations import FORMAT
 from sim.schema import CaseError
 
 BUDGET = Budget(prompt_length=4, response_length=8, max_model_len=32)
@@ -192,9 +193,18 @@ FAULT = {"fault": "abort_all", "at": {"on": "time", "time_s": 0}, "replica": 0}
         (
             ("server", "dialect"),
             "tgi",
-            "Invalid enum value 'tgi' - at `$.server.dialect` (allowed are 'sglang', 'trtllm',",
+            "server.dialect: unknown dialect 'tgi'; known are vllm, sglang, trtllm, plain-vllm, plain-sglang",
         ),
-        (("format",), 2, "Invalid enum value 2 - at `$.format` (allowed are 1)"),
+        (
+            ("server", "dialect"),
+            "plain_vllm",
+            "server.dialect: unknown dialect 'plain_vllm' (did you mean plain-vllm?); known are vllm, sglang, ",
+        ),
+        (("server", "dialect"), 7, "Expected `str`, got `int` - at `$.server.dialect` (it is 7)"),
+        (("format",), 2, f"format is 2: this version of rollcage reads the formats 1 to {FORMAT}"),
+        (("format",), 0, "format is 0: this version of rollcage reads the formats 1 to"),
+        (("format",), "1", "format is '1': this version of rollcage reads the formats 1 to"),
+        (("format",), True, "Expected `int`, got `bool` - at `$.format` (it is True)"),
         (
             ("faults",),
             [{**FAULT, "fault": "meteor"}],
@@ -275,7 +285,10 @@ def test_bad_input_is_named(path, value, message):
         ("[" * 100_000, "Expected `object`, got `array`"),
     ],
 )
-def test_what_is_no_json_is_a_case_error_too(text, message):
+@pytest.mark.parametrize("first_error", [False, True])
+def test_what_is_no_json_is_a_case_error_too(text, message, first_error, monkeypatch):
+    """The first error of a process makes it look for installed plugins, which may know what is not known here."""
+    monkeypatch.setattr(registry, "_installed_are_loaded", not first_error)
     with pytest.raises(CaseError, match=f"(?i){message}"):
         loads(text)
 

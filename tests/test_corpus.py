@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sim import corpus
+from sim import case, corpus
 from sim.case import Budget, Case, Session
+from sim.migrations import FORMAT
 from sim.schema import CaseError
 from sim.sut.registry import CLEAN, load_sut
 
@@ -112,19 +113,28 @@ FAULT = {"fault": "abort_all", "at": {"on": "time", "time_s": 0}, "replica": 7}
 BAD = {
     "negative-length": (
         changed(lambda data: data["case"]["budget"].update(prompt_length=-1)),
-        r"Expected `int` >= 1 - at `\$.case.budget.prompt_length`",
+        r"case: Expected `int` >= 1 - at `\$.budget.prompt_length` \(it is -1\)",
     ),
-    "negative-prompt": (case_with(sessions=[{"prompt_tokens": -4}]), r"at `\$.case.sessions\[0\].prompt_tokens`"),
+    "negative-prompt": (
+        case_with(sessions=[{"prompt_tokens": -4}]),
+        r"case: .* at `\$.sessions\[0\].prompt_tokens` \(it is -4\)",
+    ),
     "prompt-beyond-context": (
         case_with(sessions=[{"prompt_tokens": 65}]),
-        r"sessions\[0\].prompt_tokens is 65: longer than the context \(64 tokens",
+        r"case: sessions\[0\].prompt_tokens is 65: longer than the context \(64 tokens",
     ),
-    "unknown-field": (case_with(sesions=[]), "unknown field `sesions`"),
-    "unknown-outer-field": (changed(lambda data: data.update(note=1)), "unknown field `note`"),
-    "no-session": (case_with(sessions=[]), r"Expected `array` of length >= 1 - at `\$.case.sessions`"),
+    "unknown-field": (
+        case_with(sesions=[]),
+        r"case: Object contains unknown field `sesions` \(allowed are budget, sessions, ",
+    ),
+    "unknown-outer-field": (
+        changed(lambda data: data.update(note=1)),
+        r"Object contains unknown field `note` \(allowed are origin, invariant, expected, case, format\)",
+    ),
+    "no-session": (case_with(sessions=[]), r"case: Expected `array` of length >= 1 - at `\$.sessions`"),
     "no-such-replica": (
         case_with(faults=[FAULT]),
-        r"faults\[0\].replica is 7: there is no such replica",
+        r"case: faults\[0\].replica is 7: there is no such replica",
     ),
     "nan-time": (
         case_with(sessions=[{"prompt_tokens": 4, "arrival_s": float("nan")}]),
@@ -132,9 +142,14 @@ BAD = {
     ),
     "infinite-time": (
         corpus.dumps(ENTRY).replace('"prompt_tokens": 4', '"prompt_tokens": 4, "arrival_s": 1e999').encode(),
-        r"Number out of range - at `\$.case.sessions\[0\].arrival_s`",
+        r"case: Number out of range - at `\$.sessions\[0\].arrival_s`",
     ),
     "truncated": (corpus.dumps(ENTRY).encode()[:-40], "truncated"),
+    "bare-truncated": (case.dumps(CASE).encode()[:-5], "truncated"),
+    "bare-unknown-field": (
+        b'{"format": 1, "note": 1}',
+        r": Object contains unknown field `note` \(allowed are budget,",
+    ),
     "empty": (b"", "truncated"),
     "binary": (bytes(range(256)), "malformed"),
     "not-utf-8": (corpus.dumps(ENTRY).replace("here", "h\xe9re").encode("latin-1"), "Invalid UTF-8"),
@@ -142,7 +157,16 @@ BAD = {
     "deep-inside": (b'{"case": {"a": ' + b"[" * 100_000, "recursion"),
     "a-list": (b"[]", "Expected `object`, got `array`"),
     "wrong-format": (changed(lambda data: data.update(format=2)), r"Invalid enum value 2 - at `\$.format`"),
-    "wrong-case-format": (case_with(format=9), r"Invalid enum value 9 - at `\$.case.format`"),
+    "wrong-case-format": (
+        case_with(format=9),
+        f"case: format is 9: this version of rollcage reads the formats 1 to {FORMAT}",
+    ),
+    "unknown-fault": (
+        case_with(faults=[{**FAULT, "fault": "meteor"}]),
+        r"case: Invalid value 'meteor' - at `\$.faults\[0\].fault` \(allowed are 'weight_update', 'abort_all', ",
+    ),
+    "unknown-dialect": (case_with(server={"dialect": "tgi"}), "case: server.dialect: unknown dialect 'tgi'; known"),
+    "case-of-another-type": (changed(lambda data: data.update(case=[])), "case: Expected `object`, got `array`"),
     "unknown-invariant": (
         changed(lambda data: data.update(invariant="Z9")),
         "unknown invariant 'Z9'; known are B1",

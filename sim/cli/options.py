@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sim.cli.exits import unusable
-from sim.registry import RegistrationError, load_plugin
+from sim.registry import RegistrationError, load_installed_plugins, load_plugin
 
 # Seconds
 
@@ -52,12 +52,17 @@ class Seconds(click.FloatRange):
 
 
 def _import(_ctx: click.Context, _param: click.Parameter, modules: tuple[str, ...]) -> None:
-    for module in modules:
-        try:
-            with redirect_stdout(sys.stderr):
+    """Those that are named, and those of installed packages."""
+    with redirect_stdout(sys.stderr):
+        for module in modules:
+            try:
                 load_plugin(module)
+            except RegistrationError as error:
+                unusable(f"--{error}")
+        try:
+            load_installed_plugins()
         except RegistrationError as error:
-            unusable(f"--{error}")
+            unusable(str(error))
 
 
 plugins = click.option(
@@ -91,9 +96,8 @@ class Registered(click.Choice[str]):
 
 def _dialects() -> Iterable[str]:
     from sim.dialects import DIALECTS
-    from sim.registry import load_installed_plugins
 
-    load_installed_plugins()
+    load_installed_plugins()  # before `_import`, where it is for --help
     return DIALECTS
 
 

@@ -38,7 +38,8 @@ class Dialect:
 
     Refusals: a room below `least_room` (None: never); an explicit limit below `least_limit` (None: it is clamped), or
     one that exceeds what the context holds beside the prompt, where `refuses_beyond_context`. `unknown_keys` are
-    spellings that raise TypeError where they are left in the params. `null_is_no_limit`: or else it is an error.
+    spellings that raise TypeError where they are left in the params. `null_is_no_limit`: a limit of null asks for the
+    room; or else it is an error.
 
     `stop_reasons`: what the client is told for the way in which its request ended.
 
@@ -83,9 +84,11 @@ class Dialect:
         rule, wanted = "default", 0
         for key in self.limit_keys:
             if key in params:
-                limit = params.pop(key)
-                if limit is not None or not self.null_is_no_limit:
-                    rule, wanted = key, _whole(key, limit)
+                rule, limit = key, params.pop(key)
+                if limit is None and self.null_is_no_limit:
+                    wanted = room
+                else:
+                    wanted = _whole(key, limit)
                     self._check_limit(key, wanted, prompt_tokens, context_tokens)
                 break
         if rule == "default":

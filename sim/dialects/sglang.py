@@ -20,13 +20,17 @@ PLAIN_SGLANG = Dialect(
     "plain-sglang",
     limit_keys=(MAX_NEW_TOKENS_KEY,),
     default=FixedLimit(128),
-    reserved_tokens=1,
+    reserved_tokens=2,
     least_grant=0,
-    least_room=0,
+    least_room=5,
     least_limit=0,
     refuses_beyond_context=True,
+    unknown_keys=LIMIT_KEYS,
     null_is_no_limit=True,
     stop_reasons={"stop": "stop", "length": "length", "abort": "abort"},
     pause_waits_for="admitted",
 )
-"""The server behind `/generate` (SGLang 0.5.23). A default beyond the room is clipped, an explicit limit refused."""
+"""The server behind `/generate` (SGLang 0.5.23). A default beyond the room is clipped, an explicit limit refused.
+
+Its scheduler keeps back two tokens of the context, and refuses a prompt that leaves it fewer than seven.
+"""

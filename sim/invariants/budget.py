@@ -134,11 +134,12 @@ def check_fallback(evidence: Evidence) -> Iterator[Violation]:
     configured = case.budget.client_response_length
     if usable(configured):
         return
-    reported = any("response_length" in warning.text for warning in evidence.warnings)
+    setting = evidence.budget_setting
+    reported = any(setting in warning.text for warning in evidence.warnings)
     for session, turn, attempt, _ in _granted(evidence.ledger):
         if explicit_limit(case, session) is not None or attempt.sent.attempt > 0:
             continue
-        where = f"session {session} turn {turn.started.turn}: response_length is {configured!r} in the client's config"
+        where = f"session {session} turn {turn.started.turn}: {setting} is {configured!r} in the client's config"
         if attempt.sent.limits:
             yield Violation("B8", f"{where}, and it sent the limit {attempt.sent.limits}", session)
         elif not reported:
@@ -160,7 +161,7 @@ def check_limit_honoured(evidence: Evidence) -> Iterator[Violation]:
             if grant.rule == "default":  # a limit taken out again, by a session that has the same params
                 changed = params_owner(case, session) in changed_by
             else:
-                changed = attempt.sent.limits.get(grant.rule) != grant.wanted_tokens
+                changed = grant.wanted_tokens not in attempt.sent.limits.values()
             if changed:
                 continue
         asked = [limit for limit in attempt.sent.limits.values() if type(limit) is int and limit > 0]

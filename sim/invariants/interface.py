@@ -20,7 +20,7 @@ class Evidence:
     `budgets`: the `turn_budget_tokens` of the sessions of the case, in their order; repeated ones have the same.
     `warnings`: each different warning of the system under test so far. `stale_updates`: weight updates, since the last
     sessions were judged, that left requests running on KV of older weights. `routing`: what its messages say of the
-    balancer. `end`: how the run ended; None while it goes on. `factory_raised`: as of `Trace`.
+    balancer. `end`: how the run ended; None while it goes on. `factory_raised`, `budget_setting`: as of `Trace`.
     """
 
     case: Case
@@ -31,6 +31,7 @@ class Evidence:
     routing: RoutingLog
     end: WorldEnded | None
     factory_raised: bool
+    budget_setting: str
 
     def budget_tokens(self, session: int) -> int | None:
         """The budget of each turn of a session; None where it has none to be held to."""

@@ -118,7 +118,7 @@ class Judge:
             findings.events += len(part)
             self._book(part)
             if findings.end is not None or findings.events % self._sitting_events == 0:
-                self._sit(part[-1].t_ns, trace.factory_raised)
+                self._sit(part[-1].t_ns, trace)
 
     def _book(self, events: Sequence[Event]) -> None:
         self._ledger.book(events)
@@ -151,7 +151,7 @@ class Judge:
     def _world_ended(self, event: WorldEnded) -> None:
         self.findings.end = event
 
-    def _sit(self, now_ns: int, factory_raised: bool) -> None:
+    def _sit(self, now_ns: int, trace: Trace) -> None:
         """Judges the sessions that nothing more will come of, and at the end of the run all that are left."""
         findings, watch = self.findings, self._watch
         findings.most_live = max(findings.most_live, len(self._ledger.sessions))
@@ -173,7 +173,8 @@ class Judge:
             self._stale_updates,
             watch.log,
             findings.end,
-            factory_raised,
+            trace.factory_raised,
+            trace.budget_setting,
         )
         for invariant in self._invariants:
             if findings.end is not None or invariant.scope == "sessions":

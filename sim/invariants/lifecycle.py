@@ -113,7 +113,7 @@ def check_failures_have_a_cause(evidence: Evidence) -> Iterator[Violation]:
         elif _failed_of_itself(turn):
             how = f"failed on its own: {ended.error}"
             odd = odd_config(evidence.case)
-            if odd and (evidence.factory_raised or "response_length" in how):
+            if odd and (evidence.factory_raised or evidence.budget_setting in how):
                 how += f" ({odd})"
         else:
             continue

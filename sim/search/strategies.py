@@ -2,7 +2,8 @@
 
 They shrink towards one session, no faults, small lengths and whole seconds. A strategy never looks at a system under
 test. A draw is dear beside a small world, so each strategy is one static tree, built once: what must fit together
-(an index, a length within the context) is fitted afterwards, and the schedule is left to a seed.
+(an index, a length within the context) is fitted afterwards, and the schedule is left to a seed. Faults that a project
+has registered are drawn with ours, by the names and types of their fields.
 """
 
 from collections.abc import Callable
@@ -10,10 +11,11 @@ from typing import Any, Literal
 
 import msgspec
 from hypothesis import strategies as st
-from msgspec import UNSET
+from msgspec import UNSET, inspect
 
 from sim.case import Budget, Case, ClientView, Limit, ServerSettings, Session, Transport, Turn
 from sim.faults import (
+    FAULTS,
     AbortAll,
     AbortRequest,
     AddReplica,
@@ -28,6 +30,8 @@ from sim.faults import (
     WeightUpdate,
     When,
 )
+from sim.registry import load_installed_plugins
+from sim.schema import CaseError
 
 Policy = Literal["turn", "trajectory"]
 MakeFault = Callable[[int, int, int], Fault]
@@ -145,17 +149,101 @@ def _membership_fault(drawn: tuple[int, bool, int, int, float]) -> MakeFault:
 _abort_faults = st.tuples(_when, st.integers(0, 3), _indexes, st.sampled_from([1.0, 0.0, 3.0])).map(_abort_fault)
 _cancel_faults = st.tuples(_when, _indexes).map(_cancel_fault)
 _membership_faults = st.tuples(st.integers(0, 3), st.booleans(), _indexes, _indexes, _seconds).map(_membership_fault)
-_response_faults = st.lists(
-    st.one_of(_abort_faults, _abort_faults, _abort_faults, _cancel_faults), min_size=1, max_size=4
+
+# Faults that a project has registered
+
+_DRAWN_BY_HAND = frozenset(
+    (WeightUpdate, AbortAll, AbortRequest, CancelClient, RemoveReplica, AddReplica, ClearSticky, DelayReleases)
 )
-_routing_faults = st.lists(st.one_of(_membership_faults, _membership_faults, _cancel_faults, _abort_faults), max_size=4)
+_MOST_SMALL = 8
+"""Different values of a whole number."""
+
+
+def _drawn_field(field: msgspec.structs.FieldInfo) -> st.SearchStrategy[Any] | None:
+    """Values for a field of a fault, its default first; None: it has to keep that.
+
+    `session` and `replica` are fitted afterwards; whole numbers are small, and what ends with `_s` is in seconds.
+    """
+    kind = inspect.type_info(field.type)
+    values: list[Any] = []
+    if isinstance(kind, inspect.IntType) and field.name in ("session", "replica"):
+        return _indexes
+    if isinstance(kind, inspect.BoolType):
+        values = [False, True]
+    elif isinstance(kind, inspect.LiteralType):
+        values = list(kind.values)
+    elif isinstance(kind, inspect.IntType):
+        least = kind.ge if kind.ge is not None else 0 if kind.gt is None else kind.gt + 1
+        values = [number for number in range(least, least + _MOST_SMALL) if _is_within(kind, number)]
+    elif isinstance(kind, inspect.FloatType) and field.name.endswith("_s"):
+        values = [quarters / 4 for quarters in range(41) if _is_within(kind, quarters / 4)]
+    if field.default in values:
+        values = [field.default, *(value for value in values if value != field.default)]
+    return st.sampled_from(values) if values else None
+
+
+def _is_within(kind: inspect.IntType | inspect.FloatType, value: float) -> bool:
+    return (
+        (kind.ge is None or value >= kind.ge)
+        and (kind.gt is None or value > kind.gt)
+        and (kind.le is None or value <= kind.le)
+        and (kind.lt is None or value < kind.lt)
+        and not (kind.multiple_of and value % kind.multiple_of)
+    )
+
+
+def _registered_fault(kind: type[Fault]) -> st.SearchStrategy[MakeFault] | None:
+    """Faults of a kind that is not known here; None where it has a field that must be set and cannot be drawn."""
+    fields: dict[str, st.SearchStrategy[Any]] = {}
+    for field in msgspec.structs.fields(kind):
+        values = None if field.name == "at" else _drawn_field(field)
+        if values is not None:
+            fields[field.name] = values
+        elif field.required and field.name != "at":
+            return None
+
+    def fault(drawn: tuple[tuple[int, int, int, float], dict[str, Any]]) -> MakeFault:
+        drawn_when, values = drawn
+
+        def make(sessions: int, replicas: int, response_length: int) -> Fault:
+            counts = {"session": sessions, "replica": replicas}
+            fitted = {name: values[name] % count for name, count in counts.items() if name in values}
+            return kind(_fitted_when(drawn_when, sessions, response_length), **values | fitted)
+
+        return make
+
+    return st.tuples(_when, st.fixed_dictionaries(fields)).map(fault)
+
+
+def _one_of(*own: st.SearchStrategy[MakeFault]) -> st.SearchStrategy[MakeFault]:
+    """One of ours, or of those that are registered by now."""
+    load_installed_plugins()
+    registered = [_registered_fault(kind) for kind in FAULTS.values() if kind not in _DRAWN_BY_HAND]
+    return st.one_of(*own, *(faults for faults in registered if faults is not None))
+
+
+# Cases
 
 
 def _with_dialect(server: ServerSettings, dialect: str) -> ServerSettings:
     return msgspec.structs.replace(server, dialect=dialect)
 
 
-# Cases
+def _fitting(faults: tuple[Fault, ...], **settings: Any) -> Case:
+    """A Case with those of the faults that fit it; ours always do."""
+    try:
+        return Case(faults=faults, **settings)
+    except CaseError:
+        calm = Case(**settings)
+        return msgspec.structs.replace(calm, faults=tuple(fault for fault in faults if _fits(fault, calm)))
+
+
+def _fits(fault: Fault, case: Case) -> bool:
+    try:
+        fault.check("", case)
+    except CaseError:
+        return False
+    return True
 
 
 def response_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: int = 3) -> st.SearchStrategy[Case]:
@@ -167,10 +255,10 @@ def response_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: i
         context: Any = max(2, prompt_length + response_length + 8 - spare) if spare else UNSET
         budget = Budget(prompt_length, response_length, context, policy=policy, client_view=view)
         fitted_sessions = _fitted_sessions(sessions, budget, most_turns)
-        return Case(
+        return _fitting(
+            () if calm else tuple(make(len(fitted_sessions), replicas, response_length) for make in faults),
             budget=budget,
             sessions=fitted_sessions,
-            faults=() if calm else tuple(make(len(fitted_sessions), replicas, response_length) for make in faults),
             replicas=replicas,
             server=_with_dialect(server, dialect),
             transport=transport,
@@ -186,7 +274,7 @@ def response_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: i
         _views,
         st.integers(1, 3),
         st.lists(_session, min_size=1, max_size=4),
-        _response_faults,
+        st.lists(_one_of(_abort_faults, _abort_faults, _abort_faults, _cancel_faults), min_size=1, max_size=4),
         _servers,
         _transports,
         st.integers(0, 7),
@@ -209,18 +297,19 @@ def routing_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: in
 
     def fitted(drawn: tuple[Any, ...]) -> Case:
         sessions, replicas, faults, server, transport, seed = drawn
-        return Case(
+        return _fitting(
+            tuple(make(len(sessions), replicas, budget.response_length) for make in faults),
             budget=budget,
             sessions=sessions,
-            faults=tuple(make(len(sessions), replicas, budget.response_length) for make in faults),
             replicas=replicas,
             server=_with_dialect(server, dialect),
             transport=transport,
             seed=seed,
         )
 
+    faults = st.lists(_one_of(_membership_faults, _membership_faults, _cancel_faults, _abort_faults), max_size=4)
     return st.tuples(
-        st.one_of(rows, crowds), st.integers(2, 4), _routing_faults, _servers, _transports, st.integers(0, 255)
+        st.one_of(rows, crowds), st.integers(2, 4), faults, _servers, _transports, st.integers(0, 255)
     ).map(fitted)
 
 

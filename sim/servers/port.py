@@ -145,12 +145,14 @@ MakeServer = Callable[[ServerParts], RolloutServer]
 
 
 class Instead:
-    """A server (or gate) of which some methods are others: `Instead(server, resume=mine)`. For servers that are wrong
-    on purpose, or that wait for their turn."""
+    """A part of which some methods are others: `Instead(server, resume=mine)`. For parts that are wrong on purpose, or
+    watched, or wait for their turn."""
 
     def __init__(self, of: Any, **methods: Any) -> None:
-        self.__dict__.update(methods)
-        self.of = of
+        self.__dict__.update(methods, of=of)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.of, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.of, name, value)

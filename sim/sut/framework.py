@@ -44,6 +44,7 @@ class Framework:
     """A framework by name.
 
     `make_config(case)`: the config that its client is given, as the Case has it see its own.
+    `budget_setting`: what that config calls the length of a response; a client that has to do without it says so.
     `make_params(limit)`: the sampling params of a caller that sets this limit, or none.
     `requests`, `trainer`, `balancer`: how its clients ask servers, and how its trainer speaks to servers and balancer.
     `make_face(server)`: a server under the names of the framework's methods. The one for requests takes the request's
@@ -58,6 +59,7 @@ class Framework:
 
     name: str
     make_config: Callable[[Case], Any]
+    budget_setting: str
     make_params: Callable[[Limit | None], dict[str, Any]]
     requests: RequestProtocol
     trainer: TrainerCalls

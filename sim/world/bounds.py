@@ -86,7 +86,8 @@ def _work(case: Case, token_s: float, call_s: float) -> _Work:
     total_s, budget_tokens = 0.0, 0
     for index, session in enumerate(case.sessions):
         limit = explicit_limit(case, index)
-        grant_tokens = max(case.budget.response_length, 0 if limit is None else limit.tokens)
+        default_tokens = min(case.server.rules.default.terms(case.budget, session.prompt_tokens))
+        grant_tokens = max(case.budget.response_length, default_tokens, 0 if limit is None else limit.tokens)
         # A wrong client is granted everything anew at each abort, as far as the context goes.
         most_tokens = min(case.budget.context_tokens, aborts * grant_tokens)
         tokens = 0

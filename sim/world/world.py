@@ -61,7 +61,12 @@ class World:
     ) -> None:
         self.case = case
         self.sut = sut
-        self.trace = Trace(case.num_sessions, sut.framework.balancer.roles, observers)
+        self.trace = Trace(
+            case.num_sessions,
+            sut.framework.balancer.roles,
+            observers,
+            budget_setting=sut.framework.budget_setting,
+        )
         self.ports = ports
         self.bounds = bounds_of(case)
         self.loop = ports.make_loop(case, _order(case) if order is None else order, self.bounds)

@@ -13,8 +13,9 @@ import msgspec
 from sim.case import Budget, Case, EngineSettings, ServerSettings, Session, Turn
 from sim.engine.config import PauseMode
 from sim.faults import Every, WeightUpdate
+from sim.invariants.judging import SITTING_EVENTS, Judge
 from sim.sut.registry import CLEAN, load_sut
-from sim.verdicts import judged
+from sim.world import World
 from tests.conformance.loads import LOADS
 
 TOKEN_S = 0.01
@@ -89,10 +90,11 @@ def cost_of(size: Size) -> Cost:
     """Runs the world on the reference client."""
     case, clock = case_of(size), time.process_time
     start_s = clock()
-    run = judged(case, load_sut(CLEAN), twice=False)
+    judge = Judge(case, sitting_events=SITTING_EVENTS)
+    trace = World(case, load_sut(CLEAN), observers=[judge]).run()
     cpu_s = clock() - start_s
-    assert run.trace.is_done
-    findings = run.findings
+    findings = judge.findings
+    assert trace.is_done
     assert findings.sessions == case.num_sessions
     return Cost(
         cpu_s=cpu_s,

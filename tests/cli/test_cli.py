@@ -15,7 +15,8 @@ from sim.case import Budget, Case, Session
 from sim.cli import hunt
 from sim.cli.main import main
 from sim.clock import watchdog
-from sim.invariants.table import INVARIANTS
+from sim.invariants.interface import Invariant
+from sim.invariants.table import INVARIANTS, register_invariant
 from sim.search import campaign as campaign_module
 from sim.sut.registry import CLEAN, builtin_names
 
@@ -410,11 +411,18 @@ def test_junk_that_a_client_puts_where_numbers_are_due_crashes_nothing(client):
 # A fault of ours
 
 
-def test_a_fault_of_the_harness_is_3_with_its_case_kept(monkeypatch, tmp_path):
+@pytest.fixture
+def _broken_invariant():
     def broken(evidence):
         raise ZeroDivisionError("an invariant fell over")
 
-    monkeypatch.setitem(INVARIANTS, "A1", INVARIANTS["A1"].__class__("A1", "lifecycle", "Broken.", broken))
+    with INVARIANTS.forgetting():
+        register_invariant(Invariant("Z1", "lifecycle", "Broken.", broken))
+        yield
+
+
+@pytest.mark.usefixtures("_broken_invariant")
+def test_a_fault_of_the_harness_is_3_with_its_case_kept(tmp_path):
     code, out, err = rollcage("hunt", "--sut", CLEAN, "--kind", "lifecycle", "--worlds", 5, "--json")
     assert (code, out) == (3, "")
     assert "This is a fault of rollcage, not of reference:pinned; its case is kept as found" in err
@@ -422,12 +430,9 @@ def test_a_fault_of_the_harness_is_3_with_its_case_kept(monkeypatch, tmp_path):
     assert "an invariant fell over" in corpus.read(kept).origin
 
 
+@pytest.mark.usefixtures("_broken_invariant")
 @pytest.mark.parametrize("verb", ["replay", "show"])
-def test_a_fault_of_the_harness_in_one_case_is_3_too(monkeypatch, verb):
-    def broken(evidence):
-        raise ZeroDivisionError("an invariant fell over")
-
-    monkeypatch.setitem(INVARIANTS, "A1", INVARIANTS["A1"].__class__("A1", "lifecycle", "Broken.", broken))
+def test_a_fault_of_the_harness_in_one_case_is_3_too(verb):
     code, out, err = rollcage(verb, OVERRUN, "--json")
     assert (code, out) == (3, "")
     assert err.endswith(

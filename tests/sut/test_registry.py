@@ -5,9 +5,11 @@ import sys
 import pytest
 
 from sim.case import Budget, Case, Session
+from sim.sut.interface import SutError
 from sim.sut.planted import PLANTED
 from sim.sut.reference.client import PinnedClient
-from sim.sut.registry import CLEAN, VERL_NAMES, SutError, builtin_names, load_sut, sut_of
+from sim.sut.registry import CLEAN, builtin_names, load_sut, sut_of
+from sim.sut.verl.adapter import VERL
 from sim.world import run_world
 
 CASE = Case(Budget(4, 10, 64), (Session(4),))
@@ -32,7 +34,7 @@ def test_an_unknown_name_lists_the_known_ones(name):
         load_sut(name)
     message = str(caught.value)
     assert repr(name) in message
-    for known in (*builtin_names(), *VERL_NAMES, "MODULE:FACTORY"):
+    for known in (*builtin_names(), *VERL.suts, "MODULE:FACTORY"):
         assert known in message
 
 

@@ -9,8 +9,9 @@ import pytest
 from sim.case import Budget, Case, ClientView, Limit, Schedule, Session, Transport, Turn
 from sim.faults import AbortAll, AddReplica, AfterTokens, AtTime, CancelClient, DelayReleases
 from sim.invariants.judging import judge
-from sim.sut import verl as adapter
-from sim.sut.registry import SutError, load_sut
+from sim.sut.interface import SutError
+from sim.sut.registry import load_sut
+from sim.sut.verl import classes
 from sim.world import run_world
 
 try:
@@ -149,12 +150,12 @@ def test_a_client_cancelled_while_it_acquires_keeps_its_slot():
 
 
 def test_a_client_of_another_shape_is_refused_with_what_is_missing(monkeypatch):
-    monkeypatch.setitem(adapter._CLIENTS, "verl", "NoSuchClient")
+    monkeypatch.setitem(classes._CLIENTS, "verl", "NoSuchClient")
     with pytest.raises(SutError, match="cannot be driven: no NoSuchClient in verl"):
-        adapter.load("verl")
+        load_sut("verl")
 
 
 def test_a_balancer_of_another_shape_is_refused_with_what_is_missing(monkeypatch):
-    monkeypatch.setattr(adapter, "_BALANCER_METHODS", ("acquire_server", "steer"))
+    monkeypatch.setattr(classes, "_BALANCER_METHODS", ("acquire_server", "steer"))
     with pytest.raises(SutError, match="GlobalRequestLoadBalancer has no method 'steer'"):
-        adapter.load("verl")
+        load_sut("verl")

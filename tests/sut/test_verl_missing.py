@@ -1,6 +1,7 @@
 """Without verl, or without what it imports, an error says which package is missing and how to get it in a clone."""
 
 import importlib
+import types
 
 import pytest
 
@@ -17,7 +18,7 @@ def lacking(monkeypatch):
         def lacks(name, *more):
             if name.startswith("verl") and name.startswith(only_below or "verl"):
                 raise ModuleNotFoundError(f"No module named {package!r}", name=package)
-            return object() if name.startswith("verl") else real(name, *more)
+            return types.SimpleNamespace(__path__=[]) if name.startswith("verl") else real(name, *more)
 
         monkeypatch.setattr(importlib, "import_module", lacks)
 

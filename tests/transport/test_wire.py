@@ -1,4 +1,4 @@
-"""Transport: calls are futures of their own, arguments are copies or the objects themselves, delays add up."""
+"""The wire: calls are futures of their own, arguments are copies or the objects themselves, delays add up."""
 
 import asyncio
 import contextvars
@@ -7,105 +7,29 @@ import gc
 import pytest
 
 from sim.case import Budget, Case, Limit, Session, Transport
-from sim.clock import VirtualLoop, to_ns
+from sim.clock import to_ns
 from sim.events import Acquired, Delivered, Discarded, Message, Sent, WorldEnded
 from sim.faults import AtTime, DelayReleases
 from sim.sut.reference.client import PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.sut.verl.servers import TokenOutput
-from sim.trace import Trace
-from sim.transport.copies import copied
-from sim.transport.wire import BalancerHandle, Wire
 from sim.world import run_world
 
 BUDGET = Budget(prompt_length=4, response_length=10, max_model_len=32)
 
 
-class Nobody:
-    def sent(self, session):
-        pass
-
-
-class Notebook:
-    """A balancer that keeps what it is given."""
-
-    def __init__(self):
-        self.kept = []
-
-    def acquire_server(self, request_id):
-        return "replica-0", request_id
-
-    def release_server(self, *args, **kwargs):
-        self.kept.append((args, kwargs))
-
-    def fail(self):
-        raise KeyError("no such thing")
-
-
-@pytest.fixture
-def wired():
-    loops = []
-
-    def make(**settings):
-        loop = VirtualLoop()
-        loops.append(loop)
-        trace = Trace(1)
-        notebook = Notebook()
-        wire = Wire(Transport(**settings), loop, trace, Nobody())
-        return loop, trace, notebook, BalancerHandle(wire, notebook, ["replica-0"])
-
-    yield make
-    for loop in loops:
-        loop.close()
-
-
 # Copies and shared objects
-
-
-def test_copied_is_equal_and_shares_nothing_that_can_change():
-    message = {
-        "ids": [1, 2],
-        "nested": {"list": [[1], {"a": (1, [2])}]},
-        "tuple": ({"b": 1},),
-        "plain": (1, "x", 2.0, True, None, b"y"),
-        "empty": [],
-        "set": {1, 2},
-    }
-    copy = copied(message)
-
-    assert copy == message
-    for path in (
-        lambda m: m,
-        lambda m: m["ids"],
-        lambda m: m["nested"]["list"],
-        lambda m: m["nested"]["list"][0],
-        lambda m: m["nested"]["list"][1]["a"][1],
-        lambda m: m["tuple"][0],
-        lambda m: m["empty"],
-        lambda m: m["set"],
-    ):
-        assert path(copy) is not path(message)
-
-
-def test_a_copied_answer_is_its_own():
-    output = TokenOutput([1, 2], [-1.0, -2.0], "stop", extra_fields={"global_steps": 3})
-    copy = copied(output)
-    copy.token_ids.append(3)
-    copy.log_probs.append(-3.0)
-    copy.extra_fields["global_steps"] = 4
-
-    assert output == TokenOutput([1, 2], [-1.0, -2.0], "stop", extra_fields={"global_steps": 3})
 
 
 @pytest.mark.parametrize(("objects", "kept"), [("copies", [1]), ("shared", [1, 2])])
 def test_only_a_shared_argument_shows_what_the_caller_does_to_it_later(wired, objects, kept):
-    loop, _, notebook, balancer = wired(objects=objects)
+    loop, _, port, balancer = wired(objects=objects)
     argument = [1]
     balancer.release_server.remote(argument)
     argument.append(2)
     loop.run_until_idle()
-    assert notebook.kept == [((kept,), {})]
+    assert port.balancer.kept == [((kept,), {})]
 
 
 @pytest.mark.parametrize(("objects", "changed"), [("copies", False), ("shared", True)])
@@ -138,21 +62,13 @@ def test_an_error_reaches_the_caller_and_the_trace(wired):
 
 
 def test_a_call_is_under_way_once_remote_was_called_whoever_waits(wired):
-    loop, _, notebook, balancer = wired(balancer_delay_s=1.0)
+    loop, _, port, balancer = wired(balancer_delay_s=1.0)
     future = balancer.release_server.remote(1)
-    assert balancer.messages_in_flight == 1
+    assert port.messages_in_flight == 1
     future.cancel()
     loop.run_until_idle()
-    assert notebook.kept == [((1,), {})]
-    assert balancer.messages_in_flight == 0
-
-
-def test_dunder_attributes_are_no_remote_methods(wired):
-    *_, balancer = wired()
-    with pytest.raises(AttributeError):
-        balancer.__wrapped__  # noqa: B018
-    assert balancer.offers("release_server")
-    assert not balancer.offers("clear_sticky_cache")
+    assert port.balancer.kept == [((1,), {})]
+    assert port.messages_in_flight == 0
 
 
 def test_an_answer_that_finds_no_caller_is_discarded():
@@ -225,25 +141,6 @@ def test_late_releases_are_late_while_the_delay_lasts_and_hold_nothing_up():
 def test_a_delay_without_end_does_not_outlive_the_world():
     case = Case(BUDGET, (Session(4),), (DelayReleases(AtTime(0.0), delay_s=5.0),))
     assert run_world(case, load_sut(CLEAN)).events[-1] == WorldEnded(to_ns(5.1), "done")
-
-
-# Calls that the callee cannot take, as Ray has it: an error where the call is made
-
-
-def test_arguments_that_do_not_fit_are_a_type_error_at_once_and_send_nothing(wired):
-    _, trace, _, handle = wired()
-    for arguments, wrong in ((("a", "b"), "too many"), ((), "missing"), ((), "missing")):
-        with pytest.raises(TypeError, match=rf"^balancer\.acquire_server\.remote\(.*\): {wrong}"):
-            handle.acquire_server.remote(*arguments)
-    assert (trace.events, handle.messages_in_flight) == ([], 0)
-
-
-def test_a_method_that_is_not_there_is_an_attribute_error_at_once(wired):
-    _, _, _, handle = wired()
-    with pytest.raises(AttributeError, match=r"^balancer\.no_such_method: the balancer has no such method; it has "):
-        handle.no_such_method.remote()
-    assert not hasattr(handle, "no_such_method")
-    assert hasattr(handle, "acquire_server")
 
 
 # Noise

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from typing import ClassVar
 
 import msgspec
 import pytest
@@ -10,18 +9,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sim.case import Budget, Case, EngineSettings, Limit, ServerSettings, Session, Turn
+from sim.engine import Engine
 from sim.engine.timed import TimedEngine
 from sim.events import Decoded, Delivered, Ended, Granted, Sent, SessionEnded, TurnEnded, TurnStarted, WorldEnded
 from sim.faults import AbortAll, AbortRequest, AfterTokens, AtTime, CancelClient, WeightUpdate
 from sim.search.schedules import under_schedules
 from sim.search.strategies import response_cases, routing_cases
+from sim.servers.port import Instead
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, builtin_names, load_sut, sut_of
 from sim.tokens import first_token
 from sim.trace import Trace
 from sim.waste import ledger
 from sim.waste.ledger import FATES, LOSSES, Tally, pieces_of, tally, waste_of
-from sim.world import run_world
+from sim.world import World, run_world
+from sim.world.ports import Ports
 
 WORLDS = int(os.environ.get("WASTE_WORLDS", "300"))
 """How many random worlds; WASTE_WORLDS=10000 for the long run."""
@@ -294,21 +296,6 @@ def short_of_everything(draw):
     return Case(budget, tuple(sessions), tuple(faults), server=ServerSettings(engine=engine))
 
 
-class Watched(TimedEngine):
-    """Writes down the positions that each request computes, chunk by chunk, and where it began behind the cache."""
-
-    chunks: ClassVar[list[tuple[int, int, int, bool]]] = []
-
-    def _count_prefills(self, output):
-        for request, tokens in output.scheduled.items():
-            end = request.num_computed_tokens
-            known = request.num_prompt_tokens + request.num_output_tokens
-            decodes = bool(request.num_output_tokens) and tokens == 1 and end == known
-            if not decodes:
-                self.chunks.append((self._live[request.request_id].request, end - tokens, end, known))
-        super()._count_prefills(output)
-
-
 def by_positions(trace, chunks):
     """(first, again by resumes, again within a request, found in the cache), each position looked up in a set."""
     first = resumed = preempted = cached = 0
@@ -337,12 +324,27 @@ def by_positions(trace, chunks):
 
 
 def watched(case, sut=CLEAN):
-    """The trace of a case and the chunks of its engines."""
-    Watched.chunks = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sim.world.world.TimedEngine", Watched)
-        trace = run_world(case, load_sut(sut))
-    return trace, Watched.chunks
+    """The trace of a case, and the positions that its requests compute, chunk by chunk: (request, first position, the
+    one behind the last, positions known by then)."""
+    chunks = []
+
+    def watched_engine(case):
+        engine = Engine(case.server.engine.config(case.budget.context_tokens), keep_finish_steps=False)
+
+        def begin_step():
+            output = engine.begin_step()
+            for request, tokens in output.scheduled.items():
+                end = request.num_computed_tokens
+                known = request.num_prompt_tokens + request.num_output_tokens
+                decodes = bool(request.num_output_tokens) and tokens == 1 and end == known
+                if not decodes:
+                    chunks.append((int(request.request_id), end - tokens, end, known))
+            return output
+
+        return TimedEngine(Instead(engine, begin_step=begin_step), case.server.make_latency())
+
+    trace = World(case, load_sut(sut), ports=Ports(make_engine=watched_engine)).run()
+    return trace, chunks
 
 
 def check_prefill(case, trace, chunks):

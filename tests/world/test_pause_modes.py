@@ -11,7 +11,8 @@ from sim.faults import AbortRequest, AfterTokens, AtTime, WeightUpdate
 from sim.invariants.judging import judge
 from sim.schema import CaseError
 from sim.search.schedules import under_schedules
-from sim.servers.server import FakeRolloutServer
+from sim.servers.port import Instead
+from sim.servers.server import SimulatedServer
 from sim.sut.registry import CLEAN, load_sut
 from sim.world import run_world
 
@@ -97,15 +98,17 @@ def test_what_is_aborted_while_it_is_frozen_is_no_more_when_the_rest_goes_on():
         assert violated(each) == set()
 
 
-class Broken(FakeRolloutServer):
-    def _on_timer(self):
-        raise RuntimeError("our own fault")
-
-
 def test_a_fault_of_a_server_of_ours_is_no_violation_of_the_clients():
-    sut = load_sut(CLEAN)
+    """It is raised in the server's own time, when no call of anybody is under way in it."""
+
+    def broken(parts):
+        def advance(now_ns):
+            raise RuntimeError("our own fault")
+
+        return SimulatedServer(dataclasses.replace(parts, engine=Instead(parts.engine, advance=advance)))
+
     with pytest.raises(RuntimeError, match="our own fault"):
-        run_world(updated(), dataclasses.replace(sut, make_server=Broken))
+        run_world(updated(), dataclasses.replace(load_sut(CLEAN), make_server=broken))
 
 
 @pytest.mark.parametrize("mode", ["keep", "wait"])
@@ -114,16 +117,18 @@ def test_an_update_of_an_idle_replica(mode):
     assert [event.version for event in events(run(case), Decoded)] == [1]
 
 
-class ForgetsToFreeze(FakeRolloutServer):
+def forgets_to_freeze(parts):
     """Planted: takes new weights under requests that run on."""
 
-    async def pause_generation(self, mode, clear_cache=True):
+    async def pause(mode, *, clear_cache=True):
         del mode, clear_cache
+
+    return Instead(SimulatedServer(parts), pause=pause)
 
 
 def test_a_server_that_does_not_freeze_is_seen():
     sut = load_sut(CLEAN)
-    trace = run(updated(pause_mode="keep"), dataclasses.replace(sut, make_server=ForgetsToFreeze))
+    trace = run(updated(pause_mode="keep"), dataclasses.replace(sut, make_server=forgets_to_freeze))
     assert {event.version for event in events(trace, Decoded)} == {0}, "done before the new weights come"
 
 

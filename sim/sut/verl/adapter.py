@@ -21,6 +21,7 @@ def _load(name: str) -> Sut:
 VERL = Framework(
     name="verl",
     make_config=config.make_config,
+    budget_setting="response_length",
     make_params=config.make_params,
     requests=servers.REQUESTS,
     trainer=servers.Trainer(),

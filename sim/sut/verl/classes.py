@@ -9,6 +9,7 @@ package. Known homes, looked at first: the client in `verl.workers.rollout.llm_s
 import importlib
 import importlib.metadata
 import inspect
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +74,7 @@ def _lacks(name: str, package: str) -> SutError:
 def _find(name: str, package: Any, wanted: str) -> Any:
     """A class of verl: in its known homes, else wherever the package's source defines it."""
     failures, missing = [], None
-    for home in (*_HOMES, *_definitions(package, wanted)):
+    for home in itertools.chain(_HOMES, _definitions(package, wanted)):
         try:
             found = getattr(importlib.import_module(home), wanted, None)
         except ImportError as error:

@@ -1,0 +1,48 @@
+"""What each kept case of an earlier format shows on the built-in SUTs that it has a verdict for: digest and verdicts.
+
+    python -m tests.corpus_digests
+
+writes them down for the folder of today's format. Digests of earlier formats change only with the trace itself, which
+the CHANGELOG then says; a case's verdicts never do.
+"""
+
+import json
+from pathlib import Path
+
+from sim import corpus
+from sim.migrations import FORMAT
+from sim.sut.registry import builtin_names, load_sut
+from sim.verdicts import judged
+
+DATA = Path(__file__).parent / "data"
+
+
+def folder(number):
+    """The kept cases as a version of that format wrote them, which nobody changes."""
+    return DATA / f"corpus-format-{number}"
+
+
+def digests_file(number):
+    return DATA / f"corpus-format-{number}-digests.json"
+
+
+def shown(path):
+    """By SUT: the digest of the run of a case, and the invariants that it breaks; no digest where that is not the same
+    each time (D1)."""
+    entry = corpus.read(path)
+    found = {}
+    for name in builtin_names():
+        if name in entry.expected:
+            run = judged(entry.case, load_sut(name))
+            violated = sorted({violation.invariant for violation in run.violations})
+            found[name] = {"digest": None if "D1" in violated else run.trace.digest(), "violated": violated}
+    return found
+
+
+def main():
+    cases = {path.name: shown(path) for path in corpus.files([folder(FORMAT)])}
+    digests_file(FORMAT).write_text(json.dumps(cases, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
