@@ -181,8 +181,9 @@ class Logged(_Event, frozen=True, tag="logged"):
 class TurnEnded(_Event, frozen=True, tag="turn_ended"):
     """The client's generate returned, raised or was cancelled.
 
-    `ids`: the tokens that it returned. `log_probs`: what it returned for them, as `sim.tokens.log_probs_as_runs` has it;
-    None where it returned none at all. `params_changed`: how the caller's sampling params differ from before the call.
+    `ids`: the tokens that it returned. `log_probs`: what it returned for them, as `sim.tokens.log_probs_as_runs` has
+    it; None where it returned none at all. `params_changed`: how the caller's sampling params differ from before the
+    call.
     """
 
     session: int

@@ -17,7 +17,7 @@ Ids = tuple[tuple[int, int], ...]
 """Token ids as runs of consecutive ids: (first id, count)."""
 
 LogProbRuns = tuple[tuple[int, int, int] | tuple[str, int], ...]
-"""Log probabilities as runs: (position, count, version) of those that encode it, (as text, count) of any other value."""
+"""Log probabilities as runs: (position, count, version) of those that encode it, (text, count) of any other value."""
 
 SESSION_STRIDE = 1 << 24
 """Token ids of one session, more than any context holds: an id says whose it is and where it stands."""

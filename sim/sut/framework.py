@@ -10,6 +10,7 @@ from sim.engine.config import PauseMode
 from sim.servers.port import MakeOutput, MakeServer, RolloutServer
 from sim.servers.server import SimulatedServer
 from sim.sut.interface import Factory
+from sim.trace import MAX_PARKED_S
 from sim.transport.handles import Handle
 from sim.transport.protocol import BalancerProtocol, RequestProtocol
 
@@ -54,6 +55,7 @@ class Framework:
     `make_balancer(servers, router)`: the balancer of a client that brings none.
     `suts`: the names of the systems under test that it offers, each the framework's own or with `:VARIANT` behind it.
     `load(name)`: one of these; raises `SutError` that says what is missing.
+    `max_parked_s`: how long a request may wait at a closed gate beyond the pause that a Case asks for.
     `callers`: what its own callers do, by feature of a Case. `policies`: which of the policies it follows.
     """
 
@@ -70,6 +72,7 @@ class Framework:
     make_balancer: Callable[[dict[str, Any], Router], Any]
     suts: tuple[str, ...]
     load: "Callable[[str], Sut]"
+    max_parked_s: float = MAX_PARKED_S
     callers: Mapping[str, bool] = field(default_factory=dict)
     policies: Mapping[str, str] = field(default_factory=dict)
 

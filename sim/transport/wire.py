@@ -98,7 +98,13 @@ class Wire:
 
     def delay_releases(self, until_ns: int, late_ns: int) -> None:
         """See `sim.world.ports.Network`."""
-        self._release_delays.append((until_ns, late_ns))
+        self._release_delays = [each for each in self._release_delays if self._loop.now_ns < each[0]]
+        if (until_ns, late_ns) not in self._release_delays:
+            self._release_delays.append((until_ns, late_ns))
+
+    def _late_ns(self) -> int:
+        """How late a release is that is sent now: delays that overlap do not add up."""
+        return max([late_ns for until_ns, late_ns in self._release_delays if self._loop.now_ns < until_ns], default=0)
 
     def _after(self, delay_ns: int, callback: Callable[..., None], *args: Any) -> None:
         if delay_ns:
@@ -250,7 +256,7 @@ class Wire:
         future: asyncio.Future[Any] = self._loop.create_future()
         delay_ns = self._balancer_delay_ns
         if self._release_delays and port.protocol.roles.get(name) == "release":
-            delay_ns += sum([late_ns for until_ns, late_ns in self._release_delays if self._loop.now_ns < until_ns])
+            delay_ns += self._late_ns()
         turn = current_turn.get()
         if self._deliver is None:
             self._after(delay_ns, self._deliver_message, port, name, args, kwargs, future, turn)
