@@ -9,8 +9,8 @@ from sim.invariants.violation import Violation
 
 
 def check_every_session_ends(evidence: Evidence) -> Iterator[Violation]:
-    """Whether no request waits for ever at a closed gate; and whether the run came to its end, and if not, which sessions are open and who waits on what: a client that hangs
-    holds up a whole step of the training."""
+    """Whether no request waits for ever at a closed gate; and whether the run came to its end, and if not, which
+    sessions are open and who waits on what: a client that hangs holds up a whole step of the training."""
     yield from _parked_too_long(evidence)
     if evidence.end is not None and evidence.end.reason != "done":
         yield _no_end(evidence, evidence.end)

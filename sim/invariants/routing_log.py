@@ -10,7 +10,7 @@ from sim.invariants.balancer_truth import Acquire, BalancerTruth
 from sim.invariants.violation import Violation
 from sim.trace import Role
 
-_MOST_ABSENCES = 1000
+_MOST_ABSENCES = 64
 """That are remembered, the latest: a request waits for one of them."""
 
 

@@ -46,11 +46,11 @@ def bounds_of(case: Case) -> WorldBounds:
     work = _work(case, token_s, call_s)
 
     # Each fault once, with what it costs everybody: its time, its pause, and a call that it makes necessary.
-    total_s = work.total_s
+    total_s = own_s = work.total_s
     for fault in case.faults:
-        total_s += fault.idle_s + fault.late_s + getattr(fault.at, "time_s", 0.0) + call_s
-
-    own_s = total_s
+        cost_s = fault.idle_s + fault.late_s + getattr(fault.at, "time_s", 0.0) + call_s
+        total_s += cost_s
+        own_s += 0.0 if isinstance(fault.at, Every) else cost_s
 
     # Those that come again: a token for each time, or the time that is there without any.
     times = []
