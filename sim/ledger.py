@@ -24,6 +24,8 @@ from sim.events import (
     TurnStarted,
 )
 
+_LAST_FEW = 4
+
 
 class DecodedRun(NamedTuple):
     """Tokens decoded in a row on one weight version, the first at absolute position `position`."""
@@ -37,11 +39,13 @@ class DecodedRun(NamedTuple):
 class Attempt:
     """One request, gathered from its events. Lengths in tokens; None where it did not come so far.
 
-    `admitted`: of a request that was parked before. `decoded_at_cancel`: what it had decoded when its session's task
-    was cancelled; None where it was not under way then.
+    `beside`: whether one of the turn's last few was still to be answered when it was sent: a second request for the
+    same. `admitted`: of a request that was parked before. `decoded_at_cancel`: what it had decoded when its session's
+    task was cancelled; None where it was not under way then.
     """
 
     sent: Sent
+    beside: bool = False
     grant: Granted | None = None
     parked: Parked | None = None
     admitted: Admitted | None = None
@@ -158,7 +162,8 @@ class Ledger:
     def _sent(self, event: Sent) -> None:
         assert event.request not in self._attempts, "each request is sent once"
         turn = self._turns[event.session, event.turn]
-        attempt = self._attempts[event.request] = Attempt(event)
+        beside = any(not (each.delivered or each.discarded) for each in turn.attempts[-_LAST_FEW:])
+        attempt = self._attempts[event.request] = Attempt(event, beside)
         turn.attempts.append(attempt)
 
     def _granted(self, event: Granted) -> None:

@@ -23,7 +23,8 @@ def delivered_runs(turn: TurnRecord) -> list[DecodedRun]:
 
 def check_resumes(evidence: Evidence) -> Iterator[Violation]:
     """Whether each request's prompt is the turn's prompt and what was delivered since: from any other the model goes on
-    with another text than the one that is returned and trained on. Told of a turn once."""
+    with another text than the one that is returned and trained on. Told of a turn once. A second request for
+    what is asked for already may ask the same."""
     for session, turn in evidence.ledger.turns():
         asked = turn.started.prompt
         if asked is None:
@@ -35,7 +36,7 @@ def check_resumes(evidence: Evidence) -> Iterator[Violation]:
                 continue
             earlier = turn.attempts[:number]
             right = _goes_on(asked, origin, attempt, earlier)
-            if sent == right or any(sent == other.sent.prompt for other in earlier if _overlap(other, attempt)):
+            if sent == right or (attempt.beside and any(sent == other.sent.prompt for other in earlier)):
                 continue
             what = f"the prompt {_spelled_ids(sent, origin)}" if sent else "an empty prompt"
             if not sent and attempt.sent.prompt_tokens:
@@ -61,12 +62,6 @@ def _goes_on(prompt: Ids, origin: int, attempt: Attempt, earlier: Sequence[Attem
                 else:
                     runs.append((first, tokens))
     return tuple(runs)
-
-
-def _overlap(earlier: Attempt, later: Attempt) -> bool:
-    """Whether the later one was sent while the earlier was still to be answered: a second request for the same."""
-    answered = earlier.delivered or earlier.discarded
-    return answered is None or answered.t_ns >= later.sent.t_ns
 
 
 def check_content(evidence: Evidence) -> Iterator[Violation]:
