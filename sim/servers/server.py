@@ -23,6 +23,7 @@ from sim.events import (
     VersionChanged,
     without_addresses,
 )
+from sim.servers.experts import routed_experts
 from sim.servers.port import Answer, ServerParts
 from sim.tokens import LogProbs, TokenIds, first_token, plain_ids, session_of
 
@@ -155,6 +156,8 @@ class SimulatedServer:
         log_probs = LogProbs(tuple(request.runs)) if request.wants_log_probs and outcome != "refused" else None
         reason = self._dialect.stop_reasons[outcome]
         output = self._make_output(token_ids, log_probs, reason, request.version)
+        if self._settings.routed_experts != "none":
+            output.routed_experts = routed_experts(self._settings.routed_experts, request.prompt_tokens, request.runs)
         request.answer.set_result(Answer(request.tokens, output, log_probs is not None))
 
     async def abort_all(self, *, reset_prefix_cache: bool = True, reject: bool = False) -> list[str]:
