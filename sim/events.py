@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from sim.dialects import Outcome
-from sim.tokens import Ids
+from sim.tokens import Ids, LogProbRuns
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -17,11 +17,12 @@ class _Event(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class TurnStarted(_Event, frozen=True, tag="turn_started"):
-    """A call of the client's generate begins."""
+    """A call of the client's generate begins. `prompt`: the ids that it is given; None: not noted."""
 
     session: int
     turn: int
     prompt_tokens: int
+    prompt: Ids | None = None
 
 
 class Acquired(_Event, frozen=True, tag="acquired"):
@@ -33,7 +34,10 @@ class Acquired(_Event, frozen=True, tag="acquired"):
 
 
 class Sent(_Event, frozen=True, tag="sent"):
-    """A client sent a request to a server. `limits`: the limits in its sampling params, by spelling."""
+    """A client sent a request to a server. `limits`: the limits in its sampling params, by spelling.
+
+    `prompt`: the ids of its prompt; None: not noted. Of a prompt whose ids are no integers there are none.
+    """
 
     request: int
     session: int
@@ -42,6 +46,7 @@ class Sent(_Event, frozen=True, tag="sent"):
     replica: int
     prompt_tokens: int
     limits: dict[str, Any]
+    prompt: Ids | None = None
 
 
 class Granted(_Event, frozen=True, tag="granted"):
@@ -100,10 +105,12 @@ class Ended(_Event, frozen=True, tag="ended"):
 
 
 class Delivered(_Event, frozen=True, tag="delivered"):
-    """The server's answer reached its caller, with this many tokens."""
+    """The server's answer reached its caller, with this many tokens. `log_probs`: whether it brought theirs; None: not
+    noted, or they are not those of the fake model."""
 
     request: int
     tokens: int
+    log_probs: bool | None = None
 
 
 class Discarded(_Event, frozen=True, tag="discarded"):
@@ -206,7 +213,9 @@ class Logged(_Event, frozen=True, tag="logged"):
 class TurnEnded(_Event, frozen=True, tag="turn_ended"):
     """The client's generate returned, raised or was cancelled.
 
-    `ids`: the tokens that it returned. `params_changed`: how the caller's sampling params differ from before the call.
+    `ids`: the tokens that it returned. `log_probs`: what it returned for them, as `sim.tokens.log_probs_as_runs` has
+    it; None where it returned none at all. `params_changed`: how the caller's sampling params differ from before the
+    call.
     """
 
     session: int
@@ -218,6 +227,7 @@ class TurnEnded(_Event, frozen=True, tag="turn_ended"):
     max_version: int | None
     params_changed: str | None
     error: str | None = None
+    log_probs: LogProbRuns | None = None
 
 
 class SessionEnded(_Event, frozen=True, tag="session_ended"):

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from sim.events import (
+    Admitted,
     Cancelled,
     Decoded,
     Delivered,
@@ -16,12 +17,15 @@ from sim.events import (
     Granted,
     Lost,
     Message,
+    Parked,
     Prefilled,
     Sent,
     SessionEnded,
     TurnEnded,
     TurnStarted,
 )
+
+_LAST_FEW = 4
 
 
 class DecodedRun(NamedTuple):
@@ -34,13 +38,22 @@ class DecodedRun(NamedTuple):
 
 @dataclass(slots=True)
 class Attempt:
-    """One request, gathered from its events. Lengths in tokens; None where it did not come so far."""
+    """One request, gathered from its events. Lengths in tokens; None where it did not come so far.
+
+    `beside`: whether one of the turn's last few was still to be answered when it was sent: a second request for the
+    same. `admitted`: of a request that was parked before. `decoded_at_cancel`: what it had decoded when its session's
+    task was cancelled; None where it was not under way then.
+    """
 
     sent: Sent
+    beside: bool = False
     grant: Granted | None = None
+    parked: Parked | None = None
+    admitted: Admitted | None = None
     prefilled: Prefilled | None = None
     runs: list[DecodedRun] = field(default_factory=list)
     decoded_tokens: int = 0
+    decoded_at_cancel: int | None = None
     ended: list[Ended] = field(default_factory=list)
     delivered: Delivered | None = None
     discarded: Discarded | None = None
@@ -156,11 +169,20 @@ class Ledger:
     def _sent(self, event: Sent) -> None:
         assert event.request not in self._attempts, "each request is sent once"
         turn = self._turns[event.session, event.turn]
-        attempt = self._attempts[event.request] = Attempt(event)
+        beside = any(not (each.delivered or each.discarded) for each in turn.attempts[-_LAST_FEW:])
+        attempt = self._attempts[event.request] = Attempt(event, beside)
         turn.attempts.append(attempt)
 
     def _granted(self, event: Granted) -> None:
         self._attempts[event.request].grant = event
+
+    def _parked(self, event: Parked) -> None:
+        self._attempts[event.request].parked = event
+
+    def _admitted(self, event: Admitted) -> None:
+        attempt = self._attempts[event.request]
+        if attempt.parked is not None:
+            attempt.admitted = event
 
     def _prefilled(self, event: Prefilled) -> None:
         self._attempts[event.request].prefilled = event
@@ -192,7 +214,12 @@ class Ledger:
         self._turns[event.session, event.turn].ended = event
 
     def _cancelled(self, event: Cancelled) -> None:
-        self.sessions[event.session].cancelled = event
+        session = self.sessions[event.session]
+        session.cancelled = event
+        for turn in session.turns[-1:]:
+            for attempt in turn.attempts:
+                if not attempt.ended:
+                    attempt.decoded_at_cancel = attempt.decoded_tokens
 
     def _session_ended(self, event: SessionEnded) -> None:
         self.sessions[event.session].ended = event
@@ -202,6 +229,8 @@ _ENTERED: dict[type[Any], Callable[[Ledger, Any], None]] = {
     TurnStarted: Ledger._turn_started,
     Sent: Ledger._sent,
     Granted: Ledger._granted,
+    Parked: Ledger._parked,
+    Admitted: Ledger._admitted,
     Prefilled: Ledger._prefilled,
     Decoded: Ledger._decoded,
     Ended: Ledger._ended,

@@ -1,6 +1,7 @@
 """How the replicas of a Case behave: their dialect, their gate, their engine, and how long its work takes."""
 
 import functools
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
@@ -91,7 +92,8 @@ class ServerSettings(Data, frozen=True):
     without it the paused engine queues it. `admission_s`: from passing the gate to being in the engine.
     A step of the engine takes `token_time_s`, and `prefill_s` more if it computes any prompt, unless `latency` says
     otherwise. `engine` null: there are no steps and no KV, and each request decodes a token each `token_time_s` after
-    `prefill_s`, however many there are.
+    `prefill_s`, however many there are. `routed_experts`: in which container answers bring the experts that each token
+    was routed to (`sim.servers.experts`).
     """
 
     dialect: str = "vllm"
@@ -101,10 +103,13 @@ class ServerSettings(Data, frozen=True):
     admission_s: Seconds = 0.0
     engine: EngineSettings | None = EngineSettings()
     latency: LatencyModel | None = None
+    routed_experts: Literal["none", "list", "numpy", "torch"] = "none"
 
     def __post_init__(self) -> None:
         if self.dialect not in DIALECTS and DIALECTS.find(self.dialect) is None:
             raise CaseError(f"server.dialect: {DIALECTS.unknown(self.dialect)}")
+        if self.routed_experts == "torch" and find_spec("torch") is None:
+            raise CaseError("server.routed_experts is torch: that package is not installed; list and numpy do without")
 
     @property
     def rules(self) -> Dialect:

@@ -5,15 +5,19 @@ or one for each weight version. A client that does no more to its tokens than on
 in this form (`sim.sut.interface.Client`); others are given lists.
 """
 
+import math
 import operator
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Generic, Self, TypeAlias, TypeVar, overload
+from typing import Any, Generic, Self, TypeAlias, TypeVar, overload
 
 Ids = tuple[tuple[int, int], ...]
 """Token ids as runs of consecutive ids: (first id, count)."""
+
+LogProbRuns = tuple[tuple[int, int, int] | tuple[str, int], ...]
+"""Log probabilities as runs: (position, count, version) of those that encode it, (text, count) of any other value."""
 
 SESSION_STRIDE = 1 << 24
 """Token ids of one session, more than any context holds: an id says whose it is and where it stands."""
@@ -206,7 +210,7 @@ def ids_as_runs(ids: Iterable[int]) -> Ids:
     start = 0
     count = len(ids)
     while start < count:
-        first = ids[start]
+        first = operator.index(ids[start])
         # A response is nearly always one run: try the whole rest before looking token by token.
         if ids[-1] - first == count - 1 - start and ids[start:] == list(range(first, first + count - start)):
             runs.append((first, count - start))
@@ -217,3 +221,75 @@ def ids_as_runs(ids: Iterable[int]) -> Ids:
         runs.append((first, end - start))
         start = end
     return tuple(runs)
+
+
+_VERSIONS = 1024
+"""How many weight versions a log probability can tell apart: that of version 1024 at a position is that of version 0 at
+the next."""
+
+_MOST_RUNS = 256
+"""That are kept of the log probabilities of one response; what comes behind them is one run more."""
+
+_MOST_TEXT = 24
+
+
+def log_probs_as_runs(log_probs: Iterable[Any]) -> LogProbRuns:
+    """What a client returned as log probabilities, as runs, none of which goes on in the next. Versions are below 1024:
+    see `as_told`."""
+    runs: list[Any] = []
+    if type(log_probs) is LogProbs:
+        for run in log_probs.runs:
+            _append(runs, as_told(run))
+        return tuple(runs)
+    values = log_probs.tolist() if hasattr(log_probs, "tolist") else list(log_probs)
+    start, count = 0, len(values)
+    while start < count and len(runs) <= _MOST_RUNS:
+        end = start + 1
+        encoded = _encoded(values[start])
+        if encoded is None:
+            _append(runs, (_spelled(values[start]), 1))
+        else:
+            # A response is nearly always one run: try the whole rest before looking value by value.
+            position, version = encoded
+            if values[start:] == LogProbs._items((position, count - start, version)):
+                end = count
+            while end < count and _encoded(values[end]) == (position + end - start, version):
+                end += 1
+            _append(runs, (position, end - start, version))
+        start = end
+    if start < count:
+        runs.append(("…", count - start))
+    return tuple(runs)
+
+
+def as_told(run: tuple[int, int, int]) -> tuple[int, int, int]:
+    """A run of (position, count, version) as its log probabilities tell it."""
+    position, count, version = run
+    return run if version < _VERSIONS else (position + version // _VERSIONS, count, version % _VERSIONS)
+
+
+def _append(runs: list[Any], run: Any) -> None:
+    """Adds a run, in the last one where it goes on with that."""
+    if runs and len(runs[-1]) == len(run):
+        last = runs[-1]
+        if len(run) == 2 and last[0] == run[0]:
+            runs[-1] = (last[0], last[1] + run[1])
+            return
+        if len(run) == 3 and last[2] == run[2] and last[0] + last[1] == run[0]:
+            runs[-1] = (last[0], last[1] + run[1], last[2])
+            return
+    runs.append(run)
+
+
+def _encoded(value: Any) -> tuple[int, int] | None:
+    """The position and the version that a log probability encodes; None where it is none of the fake model's."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return None
+    place = -value * _VERSIONS - 0.5
+    return divmod(int(place), _VERSIONS) if place >= 0 and place.is_integer() else None
+
+
+def _spelled(value: Any) -> str:
+    """A value as text that is the same in every process."""
+    plain = value is None or isinstance(value, int | float | str)
+    return repr(value)[:_MOST_TEXT] if plain else type(value).__name__

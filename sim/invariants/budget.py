@@ -106,10 +106,11 @@ def check_params_unchanged(evidence: Evidence) -> Iterator[Violation]:
 
 
 def check_nothing_left(evidence: Evidence) -> Iterator[Violation]:
-    """Whether a request was sent, and granted something, although nothing was left to ask for.
+    """Whether a request was sent although nothing was left to ask for: it was granted something, or refused.
 
-    Servers raise what they grant to at least 1, so such a request decodes a token that nobody wants. What a client that
-    has no usable budget leaves to the server is no offence (B8): it cannot know what is left. Under policy trajectory
+    Servers raise what they grant to at least 1, so such a request decodes a token that nobody wants; one that refuses
+    it fails a call that has its response already. What a client that has no usable budget leaves to the server is no
+    offence (B8): it cannot know what is left. Under policy trajectory
     what other turns used counts as well, and B1 is the judge of that.
     """
     case = evidence.case
@@ -139,6 +140,28 @@ def check_nothing_left(evidence: Evidence) -> Iterator[Violation]:
             )
         for each in wrong:
             yield Violation("B6", f"{_where(turn, attempt)}: {each}", session)
+    for session, turn in evidence.ledger.turns():
+        for attempt in turn.attempts:
+            if attempt.grant is None and attempt.ended and attempt.ended[0].outcome == "error":
+                why = _nothing_left(evidence, session, turn, attempt)
+                if why:
+                    where = _where(turn, attempt)
+                    yield Violation("B6", f"{where}: {why}, and the request is sent, and refused", session)
+
+
+def _nothing_left(evidence: Evidence, session: int, turn: TurnRecord, attempt: Attempt) -> str:
+    """Why a request that was refused is one for nothing; empty where it is none."""
+    case, prompt_tokens = evidence.case, attempt.sent.prompt_tokens
+    context_tokens = case.budget.context_tokens
+    if prompt_tokens >= context_tokens:
+        return f"a prompt of {prompt_tokens} tokens fills the context of {context_tokens}"
+    for key, asked in attempt.sent.limits.items():
+        if type(asked) is int and asked <= 0:
+            return f"{key} is {asked}"
+    budget, generated = evidence.budget_tokens(session), generated_before_tokens(turn, attempt)
+    if budget is not None and case.budget.policy == "turn" and generated >= budget:
+        return f"the budget of {budget} is used up ({generated} generated)"
+    return ""
 
 
 def check_fallback(evidence: Evidence) -> Iterator[Violation]:

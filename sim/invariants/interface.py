@@ -9,7 +9,7 @@ from sim.events import Logged, VersionChanged, WorldEnded
 from sim.invariants.kinds import Kind
 from sim.invariants.pauses import PauseLog
 from sim.invariants.routing_log import RoutingLog
-from sim.invariants.violation import Violation
+from sim.invariants.violation import Severity, Violation
 from sim.ledger import Ledger
 
 
@@ -22,7 +22,7 @@ class Evidence:
     `warnings`: each different warning of the system under test so far. `stale_updates`: weight updates, since the last
     sessions were judged, that left requests running on KV of older weights. `routing`: what its messages say of the
     balancer. `pauses`: what became of its replicas' pauses. `end`: how the run ended; None while it goes on.
-    `factory_raised`, `budget_setting`: as of `Trace`.
+    `factory_raised`, `budget_setting` and `max_parked_s`: as of `Trace`.
     """
 
     case: Case
@@ -35,6 +35,7 @@ class Evidence:
     end: WorldEnded | None
     factory_raised: bool
     budget_setting: str
+    max_parked_s: float
 
     def budget_tokens(self, session: int) -> int | None:
         """The budget of each turn of a session; None where it has none to be held to."""
@@ -52,7 +53,7 @@ class Invariant:
 
     `check` is called with the sessions that have ended since it was last called, none of which will do anything more,
     and at the end of the run with all that are left. With `scope` "run" it is called at the end only, for what no
-    session shows by itself.
+    session shows by itself. `severity`: of what it finds; searches by kind leave those out that only warn.
     """
 
     number: str
@@ -60,3 +61,4 @@ class Invariant:
     statement: str
     check: Callable[[Evidence], Iterable[Violation]]
     scope: Literal["sessions", "run"] = "sessions"
+    severity: Severity = "violation"

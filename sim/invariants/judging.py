@@ -66,15 +66,19 @@ class Findings:
     end: WorldEnded | None = None
     violations: list[Violation] = field(default_factory=list)
     """Of a case that repeats its sessions the first ones of each invariant."""
+    warnings: list[Violation] = field(default_factory=list)
+    """What is no offence; as `violations`."""
     counts: Counter[str] = field(default_factory=Counter)
-    """How many there are, by invariant."""
+    """How many violations and warnings there are, by invariant."""
 
-    def add(self, found: Iterable[Violation], most: int = sys.maxsize) -> None:
+    def add(self, found: Iterable[Violation], most: int = sys.maxsize, *, warnings_apart: bool = True) -> None:
         """Takes over what was found; of each invariant no more than `most` are kept."""
         for violation in found:
             self.counts[violation.invariant] += 1
             if self.counts[violation.invariant] <= most:
-                self.violations.append(violation)
+                (self.warnings if warnings_apart and violation.severity == "warning" else self.violations).append(
+                    violation
+                )
 
     def drop(self, withdrawn: Sequence[Violation]) -> None:
         """Takes back what was found."""
@@ -87,8 +91,9 @@ class Findings:
 class Judge:
     """Judges one run of `case`: an observer of its trace. `findings` is complete when the run's last event was taken.
 
-    `numbers`: the invariants to judge by; None: all that are registered. `read` is called with the evidence of each
-    sitting, the last of them at the end. `sitting_events`: in the place of what suits the case.
+    `numbers`: the invariants to judge by; None: all that are registered. Of those that are asked for by their numbers a
+    warning counts as a violation. `read` is called with the evidence of each sitting, the last of them at the end.
+    `sitting_events`: in the place of what suits the case.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class Judge:
         self.findings = Findings()
         self._case = case
         self._invariants = with_numbers(INVARIANTS if numbers is None else numbers)
+        self._asked_for = numbers is not None
         self._read = read
         repeats = case.repeat > 1
         self._sitting_events = sitting_events or (SITTING_EVENTS if repeats else sys.maxsize)
@@ -196,10 +202,11 @@ class Judge:
             findings.end,
             trace.factory_raised,
             trace.budget_setting,
+            trace.max_parked_s,
         )
         for invariant in self._invariants:
             if findings.end is not None or invariant.scope == "sessions":
-                findings.add(invariant.check(evidence), self._most_violations)
+                findings.add(invariant.check(evidence), self._most_violations, warnings_apart=not self._asked_for)
         if self._read is not None:
             self._read(evidence)
         self._stale_updates.clear()

@@ -2,6 +2,6 @@
 
 from typing import Literal, get_args
 
-Kind = Literal["budget", "lifecycle", "routing", "staleness", "liveness", "harness"]
+Kind = Literal["budget", "alignment", "lifecycle", "routing", "staleness", "liveness", "waste", "harness"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

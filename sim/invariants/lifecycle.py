@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from sim.budget import odd_config
+from sim.budget import odd_config, returned_tokens, used_before_tokens
+from sim.case import explicit_limit
+from sim.dialects import Outcome
 from sim.invariants.interface import Evidence, Invariant
 from sim.invariants.violation import Violation
 from sim.ledger import Ledger, TurnRecord
@@ -174,6 +176,66 @@ def check_failures_have_a_cause(evidence: Evidence) -> Iterator[Violation]:
         yield Violation("A9", f"session {session} turn {number} {how}", session)
 
 
+_USUAL_REASONS: dict[str, frozenset[Outcome]] = {
+    "stop": frozenset({"stop"}),
+    "length": frozenset({"length"}),
+    "completed": frozenset({"stop", "length"}),
+    "abort": frozenset({"abort", "refused"}),
+    "aborted": frozenset({"abort", "refused"}),
+}
+"""What a stop reason says wherever it comes from; a server's dialect may have more."""
+
+
+def check_stop_reason(evidence: Evidence) -> Iterator[Violation]:
+    """Whether the stop reason of a response is the true one: an abort that comes back as a finish is trained on as if
+    the model had meant to end there, and a natural stop as `length` is filtered out, or punished, as too long.
+
+    A reason says what the server's dialect, or common use, has it say; one that nobody knows is not judged. Where the
+    budget or the context is used up `length` is right as well, and so is what the last answer said.
+    """
+    rules = evidence.case.server.rules
+    for session, turn in evidence.ledger.turns():
+        ended = turn.ended
+        if ended is None or ended.outcome != "ok":
+            continue
+        reason = ended.stop_reason
+        said = {outcome for outcome, name in rules.stop_reasons.items() if name == reason}
+        said |= _USUAL_REASONS.get(reason, frozenset()) if isinstance(reason, str) else frozenset()
+        true = _last_outcomes(turn)
+        if not said or not true or said & true or "error" in true:
+            continue
+        if "length" in said and _is_full(evidence, session, turn):
+            continue
+        yield Violation(
+            "A10",
+            f"session {session} turn {turn.started.turn} returned {returned_tokens(turn)} tokens with stop reason "
+            f"{reason!r}; what the server ended it with is {', '.join(sorted(true))}",
+            session,
+        )
+
+
+def _last_outcomes(turn: TurnRecord) -> set[str]:
+    """How the answers ended that a response ends with: the one before it too, where the last brought nothing."""
+    answered = [each for each in turn.attempts if each.delivered is not None and each.ended]
+    end = turn.started.prompt_tokens + returned_tokens(turn)
+    last = [each for each in answered if each.sent.prompt_tokens + each.decoded_tokens == end] or answered[-1:]
+    outcomes: set[str] = {each.ended[-1].outcome for each in last}
+    return outcomes | {"abort"} if "refused" in outcomes else outcomes
+
+
+def _is_full(evidence: Evidence, session: int, turn: TurnRecord) -> bool:
+    """Whether a response is as long as some limit has it, or as the context holds."""
+    case, returned = evidence.case, returned_tokens(turn)
+    limit, configured = explicit_limit(case, session), case.budget.client_response_length
+    budget = evidence.budget_tokens(session)
+    limits = [each for each in (None if limit is None else limit.tokens, configured, budget) if type(each) is int]
+    if budget is None or any(returned >= each for each in limits):
+        return True
+    if used_before_tokens(case, evidence.ledger, session, turn) + returned >= budget:
+        return True
+    return case.server.rules.room_tokens(case.budget, turn.started.prompt_tokens + returned) <= 0
+
+
 INVARIANTS = (
     Invariant("A1", "lifecycle", "Every request has exactly one terminal outcome.", check_one_outcome),
     Invariant("A2", "lifecycle", "Decoded tokens are delivered or accounted as discarded.", check_conservation),
@@ -191,5 +253,11 @@ INVARIANTS = (
         "lifecycle",
         "A call of the client fails only when a server or the balancer failed it, or it was cancelled.",
         check_failures_have_a_cause,
+    ),
+    Invariant(
+        "A10",
+        "lifecycle",
+        "The stop reason returned is the true one: an abort is no finish, and a natural stop is no `length`.",
+        check_stop_reason,
     ),
 )

@@ -10,6 +10,9 @@ from sim.invariants.balancer_truth import Acquire, BalancerTruth
 from sim.invariants.violation import Violation
 from sim.trace import Role
 
+_MOST_ABSENCES = 64
+"""That are remembered, the latest: a request waits for one of them."""
+
 
 class Choices:
     """Free choices of a replica among several that were equally and least loaded, counted."""
@@ -35,6 +38,25 @@ class RoutingLog:
     choices: Choices
     found: dict[str, list[Violation]] = field(default_factory=lambda: {"R1": [], "R2": [], "R3": [], "R5": []})
     unreleased: list[tuple[int, Acquire]] = field(default_factory=list)
+    removed_ns: dict[int, int] = field(default_factory=dict)
+    """Since when the replicas that were removed are away."""
+    _away: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_MOST_ABSENCES))
+    """(replica, from when, until when), of those that are back."""
+
+    def membership(self, message: Message, role: Role | None) -> None:
+        """Takes a message that removes replicas, or adds them."""
+        for replica in message.replicas if message.error is None else ():
+            if role == "remove":
+                self.removed_ns.setdefault(replica, message.t_ns)
+            elif role == "add" and replica in self.removed_ns:
+                self._away.append((replica, self.removed_ns.pop(replica), message.t_ns))
+
+    def away_ns(self, replica: int, from_ns: int, until_ns: int) -> int:
+        """For how long of this time a replica was out of the balancer."""
+        spans = [(start, end) for each, start, end in self._away if each == replica]
+        if replica in self.removed_ns:
+            spans.append((self.removed_ns[replica], until_ns))
+        return sum([max(0, min(end, until_ns) - max(start, from_ns)) for start, end in spans])
 
     def forget_judged(self) -> None:
         """Lets go of what was new."""
@@ -86,6 +108,8 @@ class RoutingWatch:
         if role == "acquire" and message.error is None and message.session is not None and message.replicas:
             self._look_at_choice(number, message.session, message.replicas[0])
         truth.handle(message, role)
+        if role in ("add", "remove"):
+            self.log.membership(message, role)
         if message.loads is not None and not self.log.found["R3"]:
             exact = truth.lowest == truth.highest == list(message.loads)
             if not (exact and message.total == sum(truth.highest)):

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator
 
+from sim.invariants.alignment import delivered_runs
 from sim.invariants.interface import Evidence, Invariant
 from sim.invariants.violation import Violation
+from sim.ledger import TurnRecord
+from sim.tokens import first_token
 
 
 def check_no_stale_kv(evidence: Evidence) -> Iterator[Violation]:
@@ -27,6 +30,64 @@ def check_no_stale_kv(evidence: Evidence) -> Iterator[Violation]:
             )
 
 
+def check_version_tags(evidence: Evidence) -> Iterator[Violation]:
+    """Whether the oldest and the newest weight version that a turn names are those of the tokens that it returned:
+    whoever corrects for staleness, or drops what is too old, goes by them. Judged where tags are named.
+
+    An answer names one version, that at its end: of tokens that one request decoded under several, a client cannot
+    know the oldest.
+    """
+    for session, turn in evidence.ledger.turns():
+        ended = turn.ended
+        if ended is None or ended.outcome != "ok" or (ended.min_version is None and ended.max_version is None):
+            continue
+        true = _versions(session, turn)
+        if true is None:
+            continue
+        oldest, newest = true
+        wrong = []
+        if ended.min_version is not None and ended.min_version not in oldest:
+            wrong.append(f"names {ended.min_version} as the oldest weight version, and it is {min(oldest)}")
+        if ended.max_version is not None and ended.max_version != newest:
+            wrong.append(f"names {ended.max_version} as the newest weight version, and it is {newest}")
+        if wrong:
+            where = f"session {session} turn {turn.started.turn}"
+            yield Violation(
+                "S1", f"{where} returned {sum([n for _, n in ended.ids])} tokens and {'; '.join(wrong)}", session
+            )
+
+
+def _versions(session: int, turn: TurnRecord) -> tuple[set[int], int] | None:
+    """What may be named as the oldest version of the tokens that a turn returned, and their newest; None where it
+    returned none, or others than were delivered once, which is told elsewhere."""
+    assert turn.ended is not None
+    if len(turn.ended.ids) != 1:
+        return None
+    start = turn.ended.ids[0][0] - first_token(session)
+    end = start + turn.ended.ids[0][1]
+    every, told, position = set(), set(), start
+    for run in delivered_runs(turn):
+        if run.position >= end:
+            break
+        if run.position != position:
+            return None
+        position += run.tokens
+        every.add(run.version)
+    if position < end or not every:
+        return None
+    for attempt in turn.attempts:
+        within = [run for run in attempt.runs if run.position < end]
+        if attempt.delivered is not None and within:
+            told.add(attempt.runs[-1].version)
+    return {min(every), min(told)}, max(every)
+
+
 INVARIANTS = (
+    Invariant(
+        "S1",
+        "staleness",
+        "The weight versions that a response names as its oldest and newest are those of its tokens.",
+        check_version_tags,
+    ),
     Invariant("S2", "staleness", "No KV block outlives the weights it was computed with.", check_no_stale_kv),
 )

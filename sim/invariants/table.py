@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from sim.invariants import budget, harness, lifecycle, liveness, routing, siblings, staleness
+from sim.invariants import alignment, budget, harness, lifecycle, liveness, routing, siblings, staleness, waste
 from sim.invariants.interface import Invariant
 from sim.invariants.kinds import KINDS
 from sim.registry import RegistrationError, Registry
@@ -22,8 +22,12 @@ def register_invariant(invariant: Invariant) -> Invariant:
 
 
 def numbers_of(kinds: Collection[str]) -> tuple[str, ...]:
-    """The numbers of the invariants of these kinds."""
-    return tuple(number for number, invariant in INVARIANTS.items() if invariant.kind in kinds)
+    """The numbers of the invariants of these kinds, except those that only warn."""
+    return tuple(
+        number
+        for number, invariant in INVARIANTS.items()
+        if invariant.kind in kinds and invariant.severity == "violation"
+    )
 
 
 def with_numbers(numbers: Iterable[str]) -> list[Invariant]:
@@ -39,10 +43,12 @@ def with_numbers(numbers: Iterable[str]) -> list[Invariant]:
 for _module in (
     budget,
     siblings,
+    alignment,
     lifecycle,
     routing,
     staleness,
     liveness,
+    waste,
     harness,
 ):
     for _invariant in _module.INVARIANTS:

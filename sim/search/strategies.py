@@ -341,9 +341,11 @@ def routing_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: in
 
 STRATEGIES: dict[str, Callable[..., st.SearchStrategy[Case]]] = {
     "budget": response_cases,
+    "alignment": response_cases,
     "lifecycle": response_cases,
     "routing": routing_cases,
     "liveness": response_cases,
+    "waste": response_cases,
     "staleness": response_cases,
     "harness": routing_cases,
 }

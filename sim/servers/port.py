@@ -68,10 +68,14 @@ class Watcher(Protocol):
 
 
 class Answer(NamedTuple):
-    """What a request brings its caller: `output`, as the framework's clients know it, with so many `tokens`."""
+    """What a request brings its caller: `output`, as the framework's clients know it, with so many `tokens`.
+
+    `log_probs`: whether those of its tokens are in it; None where they are not the fake model's.
+    """
 
     tokens: int
     output: Any
+    log_probs: bool | None = None
 
 
 MakeOutput = Callable[[Tokens, list[float] | LogProbs | None, str | None, int], Any]

@@ -24,6 +24,7 @@ from sim.events import (
     VersionChanged,
     without_addresses,
 )
+from sim.servers.experts import routed_experts
 from sim.servers.port import Answer, Events, ServerParts
 from sim.tokens import LogProbs, TokenIds, first_token, plain_ids, session_of
 
@@ -135,6 +136,7 @@ class SimulatedServer:
             self._fail(request, self._death)
         elif self._gate.is_closed:
             if self._gate.rejects:
+                request.version = self.version
                 self._end(request.number, "refused", 0)
                 self._loop.call_soon(self._answer, request, "refused")
                 return
@@ -174,7 +176,10 @@ class SimulatedServer:
         token_ids = TokenIds.counting_from(first, request.tokens)
         log_probs = LogProbs(tuple(request.runs)) if request.wants_log_probs and outcome != "refused" else None
         reason = self._dialect.stop_reasons[outcome]
-        request.answer.set_result(Answer(request.tokens, self._make_output(token_ids, log_probs, reason, self.version)))
+        output = self._make_output(token_ids, log_probs, reason, request.version)
+        if self._settings.routed_experts != "none":
+            output.routed_experts = routed_experts(self._settings.routed_experts, request.prompt_tokens, request.runs)
+        request.answer.set_result(Answer(request.tokens, output, log_probs is not None))
 
     async def abort_all(self, *, reset_prefix_cache: bool = True, reject: bool = False) -> list[str]:
         """See `RolloutServer`. Closes the gate, waits for what has passed it, and ends what is in the engine."""

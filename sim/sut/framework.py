@@ -1,7 +1,7 @@
 """What makes a framework's own code run in a world: one record, filled in by the adapter in the framework's folder."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -10,18 +10,20 @@ from sim.engine.config import PauseMode
 from sim.servers.port import MakeOutput, MakeServer, RolloutServer
 from sim.servers.server import SimulatedServer
 from sim.sut.interface import Factory
+from sim.trace import MAX_PARKED_S
 from sim.transport.handles import Handle
 from sim.transport.protocol import BalancerProtocol, RequestProtocol
 
 
 class Returned(NamedTuple):
-    """What a client's call returned: the token ids of the whole response, why it ended, and the oldest and newest
-    weight version that it names."""
+    """What a client's call returned: the token ids of the whole response, why it ended, the oldest and newest weight
+    version that it names, and the log probabilities of its tokens."""
 
     token_ids: Sequence[int]
     stop_reason: str | None
     min_version: int | None
     max_version: int | None
+    log_probs: Iterable[Any] | None = None
 
 
 class TrainerCalls(Protocol):
@@ -53,6 +55,7 @@ class Framework:
     `make_balancer(servers, router)`: the balancer of a client that brings none.
     `suts`: the names of the systems under test that it offers, each the framework's own or with `:VARIANT` behind it.
     `load(name)`: one of these; raises `SutError` that says what is missing.
+    `max_parked_s`: how long a request may wait at a closed gate beyond the pause that a Case asks for.
     `callers`: what its own callers do, by feature of a Case. `policies`: which of the policies it follows.
     """
 
@@ -69,6 +72,7 @@ class Framework:
     make_balancer: Callable[[dict[str, Any], Router], Any]
     suts: tuple[str, ...]
     load: "Callable[[str], Sut]"
+    max_parked_s: float = MAX_PARKED_S
     callers: Mapping[str, bool] = field(default_factory=dict)
     policies: Mapping[str, str] = field(default_factory=dict)
 

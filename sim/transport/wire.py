@@ -6,7 +6,7 @@ with a Ray actor. Arguments are copied as a serialising transport does, or share
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from sim.clock import NS_PER_S, to_ns
 from sim.events import Acquired, Awaited, Delivered, Discarded, Lost, Message, Sent, spelled
 from sim.servers.failures import ActorUnavailableError, CallFailed
 from sim.servers.port import Answer, Clock
+from sim.tokens import Ids, ids_as_runs
 from sim.trace import Trace
 from sim.transport.balancer_port import BalancerPort
 from sim.transport.copies import copied_arguments
@@ -80,6 +81,17 @@ def _fail(error: AssertionError) -> None:
     raise OwnFault(error) from error
 
 
+_NO_ANSWER = Answer(0, None)
+
+
+def _prompt(prompt_ids: Sequence[Any]) -> Ids:
+    """The ids of a prompt as runs: none where they are no integers, which is for the server to say."""
+    try:
+        return ids_as_runs(prompt_ids)
+    except TypeError:
+        return ()
+
+
 class Wire:
     """All calls of one world go through it."""
 
@@ -112,7 +124,15 @@ class Wire:
 
     def delay_releases(self, until_ns: int, late_ns: int) -> None:
         """See `sim.world.ports.Network`."""
-        self._release_delays.append((until_ns, late_ns))
+        self._release_delays = [each for each in self._release_delays if self._loop.now_ns < each[0]]
+        if (until_ns, late_ns) not in self._release_delays:
+            self._release_delays.append((until_ns, late_ns))
+
+    def _late_ns(self) -> int:
+        """How late a release is that is sent now: delays that overlap do not add up."""
+        now_ns = self._loop.now_ns
+        self._release_delays = [each for each in self._release_delays if now_ns < each[0]]
+        return max([late_ns for _, late_ns in self._release_delays], default=0)
 
     def disturb_answer(self, session: int, late_ns: int, *, is_lost: bool) -> None:
         """See `sim.world.ports.Network`."""
@@ -171,6 +191,7 @@ class Wire:
                 replica,
                 len(asked_for.prompt_ids),
                 asked_for.limits,
+                _prompt(asked_for.prompt_ids),
             )
         )
         turn.attempts += 1
@@ -218,12 +239,12 @@ class Wire:
 
     def _deliver_answer(self, call: Call, answer: Answer | None, error: BaseException | None) -> None:
         self.calls_under_way -= 1
-        tokens, output = (0, None) if answer is None else answer
+        tokens, output, log_probs = _NO_ANSWER if answer is None else answer
         has_caller = _settle(call.future, output, error)
         if isinstance(error, CallFailed):
             self._trace.add(Lost(self._loop.now_ns, call.request, spelled(error)))
         elif has_caller:
-            self._trace.add(Delivered(self._loop.now_ns, call.request, tokens))
+            self._trace.add(Delivered(self._loop.now_ns, call.request, tokens, log_probs))
         else:
             self._trace.add(Discarded(self._loop.now_ns, call.request, tokens))
 
@@ -269,9 +290,7 @@ class Wire:
         future: asyncio.Future[Any] = self._loop.create_future()
         delay_ns = self._balancer_delay_ns
         if self._release_delays and port.protocol.roles.get(name) == "release":
-            now_ns = self._loop.now_ns
-            self._release_delays = [each for each in self._release_delays if now_ns < each[0]]
-            delay_ns += max([late_ns for _, late_ns in self._release_delays], default=0)
+            delay_ns += self._late_ns()
         turn = current_turn.get()
         if self._deliver is None:
             self._after(delay_ns, self._deliver_message, port, name, args, kwargs, future, turn)

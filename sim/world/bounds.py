@@ -18,7 +18,8 @@ SLACK_S = 60.0
 
 
 class WorldBounds(NamedTuple):
-    """`virtual_s`: by then every session has ended. `times`: how often each fault acts at most, more often than once
+    """`virtual_s`: by then every session has ended; what faults that come again add to it is bounded by `MAX_TIME_S`.
+    `times`: how often each fault acts at most, more often than once
     only those that come again and again."""
 
     virtual_s: float
@@ -45,9 +46,11 @@ def bounds_of(case: Case) -> WorldBounds:
     work = _work(case, token_s, call_s)
 
     # Each fault once, with what it costs everybody: its time, its pause, and a call that it makes necessary.
-    total_s = work.total_s
+    total_s = own_s = work.total_s
     for fault in case.faults:
-        total_s += fault.lasts_s(case.replicas) + fault.late_s + getattr(fault.at, "time_s", 0.0) + call_s
+        cost_s = fault.lasts_s(case.replicas) + fault.late_s + getattr(fault.at, "time_s", 0.0) + call_s
+        total_s += cost_s
+        own_s += 0.0 if isinstance(fault.at, Every) else cost_s
 
     # Those that come again: a token for each time, or the time that is there without any.
     times = []
@@ -65,7 +68,7 @@ def bounds_of(case: Case) -> WorldBounds:
                 total_s *= (fault.at.time_s + lost_s) / useful_s
             else:
                 total_s += most * (fault.at.time_s + lost_s)
-    return WorldBounds(min(MAX_TIME_S, 2 * total_s + SLACK_S), tuple(times))
+    return WorldBounds(min(max(MAX_TIME_S, 2 * own_s + SLACK_S), 2 * total_s + SLACK_S), tuple(times))
 
 
 def _call_s(case: Case, token_s: float, prefill_s: float) -> float:
@@ -88,8 +91,10 @@ def _work(case: Case, token_s: float, call_s: float) -> _Work:
         limit = explicit_limit(case, index)
         default_tokens = min(case.server.rules.default.terms(case.budget, session.prompt_tokens))
         grant_tokens = max(case.budget.response_length, default_tokens, 0 if limit is None else limit.tokens)
-        # A wrong client is granted everything anew at each abort, as far as the context goes.
-        most_tokens = min(case.budget.context_tokens, aborts * grant_tokens)
+        # A client may ask for all of the context, and a wrong one is granted everything anew at each abort.
+        most_tokens = case.budget.context_tokens
+        if not comes_again:
+            most_tokens = max(most_tokens, aborts * grant_tokens)
         tokens = 0
         for turn in session.turns:
             total_s += turn.tool_time_s

@@ -1,7 +1,7 @@
 """The client of a world: built by the system under test's factory, and observed turn by turn."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from traceback import StackSummary, walk_tb
 from typing import Any, cast
@@ -13,7 +13,7 @@ from sim.events import TurnEnded, TurnStarted, spelled, without_addresses
 from sim.servers.port import Clock
 from sim.sut.framework import Sut
 from sim.sut.interface import Client, Context, SutError
-from sim.tokens import Tokens, ids_as_runs
+from sim.tokens import Tokens, ids_as_runs, log_probs_as_runs
 from sim.trace import MOST_RAISED_KEPT, Trace
 from sim.transport import wire
 from sim.transport.balancer_port import BalancerPort
@@ -50,7 +50,7 @@ class ObservedClient:
         self._turns[session] = turn + 1
         turns = self._case.session(session).turns
         self._model.begin_turn(session, len(prompt_ids), turns[min(turn, len(turns) - 1)].response_tokens)
-        self._trace.add(TurnStarted(self._clock.now_ns, session, turn, len(prompt_ids)))
+        self._trace.add(TurnStarted(self._clock.now_ns, session, turn, len(prompt_ids), ids_as_runs(prompt_ids)))
         current_turn.set(TurnInProgress(session, turn))
         before = copied(sampling_params)
         try:
@@ -88,6 +88,7 @@ class ObservedClient:
         stop_reason: str | None = None,
         min_version: int | None = None,
         max_version: int | None = None,
+        log_probs: Iterable[Any] | None = None,
         outcome: Any = "ok",
         error: str | None = None,
     ) -> None:
@@ -105,6 +106,7 @@ class ObservedClient:
                 max_version,
                 changed,
                 error,
+                None if log_probs is None else log_probs_as_runs(log_probs),
             )
         )
 

@@ -68,6 +68,7 @@ class World:
             sut.framework.balancer.roles,
             observers,
             budget_setting=sut.framework.budget_setting,
+            max_parked_s=sut.framework.max_parked_s,
         )
         self.ports = ports
         self.bounds = bounds_of(case)
@@ -93,7 +94,7 @@ class World:
             with watched(gets_on), tamed(loop, self.case.seed), warnings_heard(self.heard):
                 try:
                     loop.run_until_complete(self.main())
-                    loop.run_until_idle()
+                    self._run_until_rest()
                     self.show_rest()
                     trace.seal(WorldEnded(loop.now_ns, "done"))
                 except Deadlock as deadlock:
@@ -113,6 +114,15 @@ class World:
         if self._fault is not None:
             raise self._fault
         return trace
+
+    def _run_until_rest(self) -> None:
+        """Until nothing is to come any more. What a client's own task goes on doing, which asks for nothing, is no
+        session that does not end."""
+        try:
+            self.loop.run_until_idle()
+        except Horizon:
+            if not self.is_quiet:
+                raise
 
     def _close(self) -> None:
         """Ends what is left. None of it is part of the run."""

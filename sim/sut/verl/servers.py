@@ -38,7 +38,8 @@ def make_output(
 def returned(output: Any) -> Returned:
     """What a client's call returned."""
     extra = output.extra_fields or {}
-    return Returned(output.token_ids, output.stop_reason, extra.get("min_global_steps"), extra.get("max_global_steps"))
+    versions = extra.get("min_global_steps"), extra.get("max_global_steps")
+    return Returned(output.token_ids, output.stop_reason, *versions, getattr(output, "log_probs", None))
 
 
 def _asked_for(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AskedFor:
