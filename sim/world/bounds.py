@@ -11,6 +11,9 @@ from sim.schema import MAX_TIME_S, MAX_TOKENS
 LEAST_TIMES = 1000
 """How often a fault that comes again and again may do so in any world."""
 
+MOST_TIMES_IDLE = 5000
+"""How often one that comes too soon to let a call through may do so while nobody decodes."""
+
 CLIENT_WAIT_S = 2.0
 """What a client may wait of itself at a call, as verl's do before they resume (a second)."""
 
@@ -19,8 +22,7 @@ SLACK_S = 60.0
 
 class WorldBounds(NamedTuple):
     """`virtual_s`: by then every session has ended; what faults that come again add to it is bounded by `MAX_TIME_S`.
-    `times`: how often each fault acts at most, more often than once
-    only those that come again and again."""
+    `times`: how often each fault acts at most, more often than once only those that come again and again."""
 
     virtual_s: float
     times: tuple[int, ...]
@@ -55,20 +57,30 @@ def bounds_of(case: Case) -> WorldBounds:
     # Those that come again: a token for each time, or the time that is there without any.
     times = []
     for fault in case.faults:
-        at = fault.at
-        times.append(LEAST_TIMES + work.budget_tokens + round(total_s / at.time_s) if isinstance(at, Every) else 1)
+        if not isinstance(fault.at, Every):
+            times.append(1)
+            continue
+        times_idle = round(total_s / fault.at.time_s)
+        if _useful_s(case, fault.at, call_s) <= 0:
+            times_idle = min(times_idle, MOST_TIMES_IDLE)
+        times.append(LEAST_TIMES + work.budget_tokens + times_idle)
 
     # They stretch the work: of the time between two of them, only what calls and pauses leave is of use.
     idle_s = max([fault.lasts_s(case.replicas) for fault in case.faults], default=0.0)
     for fault, most in zip(case.faults, times, strict=True):
         if isinstance(fault.at, Every):
-            useful_s = fault.at.time_s - call_s * case.most_live_sessions
+            useful_s = _useful_s(case, fault.at, call_s)
             lost_s = call_s + idle_s
             if useful_s > 0:
                 total_s *= (fault.at.time_s + lost_s) / useful_s
             else:
                 total_s += most * (fault.at.time_s + lost_s)
     return WorldBounds(min(max(MAX_TIME_S, 2 * own_s + SLACK_S), 2 * total_s + SLACK_S), tuple(times))
+
+
+def _useful_s(case: Case, every: Every, call_s: float) -> float:
+    """Of the time between two of them, what is left when each session has made its call."""
+    return every.time_s - call_s * case.most_live_sessions
 
 
 def _call_s(case: Case, token_s: float, prefill_s: float) -> float:
