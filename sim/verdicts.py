@@ -8,6 +8,7 @@ from sim.clock import Deviation
 from sim.invariants.harness import check_same_digest
 from sim.invariants.judging import Findings, Judge
 from sim.invariants.violation import Violation
+from sim.policies import Policies, in_force
 from sim.sut.framework import Sut
 from sim.trace import Trace
 from sim.world import World
@@ -29,6 +30,11 @@ class Judged:
     deviations: tuple[Deviation, ...]
     steps: int
     interrupted: bool = False
+
+    @property
+    def policies(self) -> Policies:
+        """Those that it was judged by."""
+        return in_force(self.case.policies, self.trace.declared)
 
     @property
     def violations(self) -> list[Violation]:

@@ -1,6 +1,6 @@
 """Which SUTs a command is about."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from sim.corpus import Entry
 from sim.sut.framework import Sut
@@ -10,15 +10,15 @@ DEMONSTRATION = ("reference:deferred", CLEAN)
 """The known-bad client and the known-good one."""
 
 
-def load_suts(names: Iterable[str]) -> list[Sut]:
-    return [load_sut(name) for name in names]
+def load_suts(names: Iterable[str], policies: Mapping[str, str]) -> list[Sut]:
+    return [load_sut(name, policies) for name in names]
 
 
-def suts_with_verdict(entry: Entry) -> list[Sut]:
+def suts_with_verdict(entry: Entry, policies: Mapping[str, str]) -> list[Sut]:
     """The built-in SUTs that a kept case has a verdict for, those that violate something first."""
     known = [name for name in builtin_names() if name in entry.expected]
     if not known:
         # A find of one's own client names it; a package's key has a version and is left to --sut.
         known = [key for key in entry.expected if "==" not in key]
     known.sort(key=lambda name: not entry.expected[name])
-    return load_suts(known or DEMONSTRATION)
+    return load_suts(known or DEMONSTRATION, policies)

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
-from sim.budget import generated_before_tokens, returned_tokens, usable, used_before_tokens
+from sim.budget import charged_tokens, generated_before_tokens, returned_tokens, usable
 from sim.case import explicit_limit, params_owner
 from sim.events import Granted
 from sim.invariants.interface import Evidence, Invariant
 from sim.invariants.violation import Violation
 from sim.ledger import Attempt, Ledger, TurnRecord
+from sim.policies import Policies
 
 MOST_GRANTS_SPELLED = 8
 """A message is read as a line."""
@@ -39,44 +40,87 @@ def _where(turn: TurnRecord, attempt: Attempt) -> str:
 def check_overrun(evidence: Evidence) -> Iterator[Violation]:
     """Whether all attempts of a turn together decoded more than its budget: what is beyond it costs the most to decode,
     at the deepest positions, and is cut away later. A turn that decoded nothing is not to blame for what was used
-    before it."""
-    case, ledger = evidence.case, evidence.ledger
-    for session, turn in ledger.turns():
-        budget = evidence.budget_tokens(session)
-        if budget is None:
-            continue
-        used = used_before_tokens(case, ledger, session, turn)
-        decoded = turn.decoded_tokens
-        if decoded and used + decoded > budget:
+    before it; where it rightly keeps one of several answers, each of them is held to the budget."""
+    for session, turn in evidence.ledger.turns():
+        allowed = evidence.allowance(session, turn)
+        charged = charged_tokens(turn, evidence.policies)
+        if allowed is not None and charged and charged > allowed.left_tokens:
+            used = allowed.used_tokens
             before = f"{used} tokens used before, then " if used else ""
             yield Violation(
                 "B1",
-                f"session {session} turn {turn.started.turn} decoded {used + decoded} tokens against a "
-                f"budget of {budget} ({case.budget.policy}): {before}{spelled_grants(turn)}",
+                f"session {session} turn {turn.started.turn} decoded {used + charged} tokens against a budget of "
+                f"{allowed.budget_tokens} ({evidence.policies.budget}): {before}{spelled_grants(turn)}",
                 session,
+                about="beyond what earlier turns left" if used else "beyond the budget of a turn",
             )
 
 
 def check_usable(evidence: Evidence) -> Iterator[Violation]:
     """Whether a turn that ended well was cut although budget and context were left: a response that is too short is
     trained on as if the model had meant it. One that the model ended, that a server failed, or that was aborted where
-    partial rollout is off, was not cut by its client."""
-    case, ledger = evidence.case, evidence.ledger
-    for session, turn in ledger.turns():
-        budget = evidence.budget_tokens(session)
-        if budget is None or turn.ended is None or turn.ended.outcome != "ok":
-            continue
-        last = turn.attempts[-1].ended[-1].outcome if turn.attempts and turn.attempts[-1].ended else None
-        if last in ("stop", "error") or (last in ("abort", "refused") and not case.partial_rollout):
+    what is aborted is dropped, was not cut by its client."""
+    case, policies = evidence.case, evidence.policies
+    may_drop = policies.after_abort == "drop" or not case.partial_rollout
+    for session, turn in evidence.ledger.turns():
+        allowed = evidence.allowance(session, turn)
+        if allowed is None or turn.ended is None or turn.ended.outcome != "ok":
             continue
         returned = returned_tokens(turn)
-        left = budget - used_before_tokens(case, ledger, session, turn) - returned
+        last = _last_outcomes(turn, returned, policies)
+        if not last.isdisjoint(("stop", "error")) or (may_drop and not last.isdisjoint(("abort", "refused"))):
+            continue
+        left = allowed.left_tokens - returned
         room = case.server.rules.room_tokens(case.budget, turn.started.prompt_tokens + returned)
         if left > 0 and room > 0:
+            how = ", ".join(sorted(last)) or "None"
             yield Violation(
                 "B2",
-                f"session {session} turn {turn.started.turn} was cut at {returned} tokens ({last}) with {left} of "
-                f"its budget of {budget} and {room} tokens of context left: {spelled_grants(turn)}",
+                f"session {session} turn {turn.started.turn} was cut at {returned} tokens ({how}) with {left} of "
+                f"its budget of {allowed.budget_tokens} and {room} tokens of context left: {spelled_grants(turn)}",
+                session,
+                about=f"cut ({how})",
+            )
+
+
+def _last_outcomes(turn: TurnRecord, returned: int, policies: Policies) -> set[str]:
+    """How the last request of a response ended; where one answer of several is kept, those that end where it does."""
+    if policies.hedged == "no":
+        last = turn.attempts[-1:]
+    else:
+        last = [
+            each
+            for each in turn.attempts
+            if each.delivered is not None and generated_before_tokens(turn, each) + each.delivered.tokens == returned
+        ]
+    return {str(attempt.ended[-1].outcome) for attempt in last if attempt.ended}
+
+
+def check_nothing_sliced(evidence: Evidence) -> Iterator[Violation]:
+    """Whether the agent loop threw tokens away that a turn had decoded, since the trajectory was full: each turn was
+    given the whole of response_length anew.
+
+    A cap of each turn, or one that leaves the tools' tokens out, explains it where the system under test declares it,
+    or a flag, and so does a limit of the caller's own. What a turn decoded beyond its own budget is B1's to tell.
+    """
+    case, policies = evidence.case, evidence.policies
+    declared = policies.budget if "budget" in policies.declared else ""
+    response_length = case.budget.response_length
+    if declared in ("turn", "trajectory-assistant") or case.budget.client_response_length != response_length:
+        return
+    for session, record in evidence.ledger.sessions.items():
+        if record.ended is None or explicit_limit(case, session) is not None:
+            continue
+        overran = sum([max(0, returned_tokens(turn) - response_length) for turn in record.turns])
+        sliced = record.ended.response_tokens - overran - response_length
+        if sliced > 0:
+            decoded = [returned_tokens(turn) for turn in record.turns]
+            tools = record.ended.response_tokens - sum(decoded)
+            yield Violation(
+                "B7",
+                f"session {session} decoded {sum(decoded)} tokens in {len(decoded)} turns ("
+                f"{', '.join(map(str, decoded[-MOST_GRANTS_SPELLED:]))}), with {tools} of its tools between them; its "
+                f"loop keeps {record.ended.kept_tokens} (response_length) and slices {sliced} away",
                 session,
             )
 
@@ -94,43 +138,44 @@ def check_nothing_left(evidence: Evidence) -> Iterator[Violation]:
     """Whether a request was sent, and granted something, although nothing was left to ask for.
 
     Servers raise what they grant to at least 1, so such a request decodes a token that nobody wants. What a client that
-    has no usable budget leaves to the server is no offence (B8): it cannot know what is left. Under policy trajectory
-    what other turns used counts as well, and B1 is the judge of that.
+    has no usable budget leaves to the server is no offence (B8): it cannot know what is left. Where
+    other turns' tokens count as well, B1 is the judge of that.
     """
     case = evidence.case
+    is_of_a_turn = evidence.policies.budget in ("turn", "turn+trajectory")
     context_tokens = case.budget.context_tokens
     config_usable = usable(case.budget.client_response_length)
     for session, turn, attempt, grant in _granted(evidence.ledger):
         if grant.tokens <= 0:
             continue
         prompt_tokens = attempt.sent.prompt_tokens
-        wrong = []
+        wrong: dict[str, str] = {}
         if prompt_tokens + grant.tokens > context_tokens:
-            wrong.append(f"prompt {prompt_tokens} + grant {grant.tokens} exceeds the context of {context_tokens}")
+            wrong["context"] = f"prompt {prompt_tokens} + grant {grant.tokens} exceeds the context of {context_tokens}"
         budget, limit = evidence.budget_tokens(session), explicit_limit(case, session)
         generated = generated_before_tokens(turn, attempt)
         if limit is None and not config_usable:
             pass
         elif grant.wanted_tokens <= 0:
-            wrong.append(
+            wrong["asks for nothing"] = (
                 f"{grant.rule} asks for {grant.wanted_tokens} tokens and the request is sent and granted {grant.tokens}"
             )
         elif limit is not None and limit.tokens == 0:
-            wrong.append(f"the caller's limit is 0 and the request is granted {grant.tokens}")
-        elif budget is not None and case.budget.policy == "turn" and generated >= budget:
-            wrong.append(
+            wrong["limit 0"] = f"the caller's limit is 0 and the request is granted {grant.tokens}"
+        elif budget is not None and is_of_a_turn and generated >= budget:
+            wrong["budget used up"] = (
                 f"the budget of {budget} is used up ({generated} generated) and the request is sent and granted "
                 f"{grant.tokens}"
             )
-        for each in wrong:
-            yield Violation("B6", f"{_where(turn, attempt)}: {each}", session)
+        for about, text in wrong.items():
+            yield Violation("B6", f"{_where(turn, attempt)}: {text}", session, about=about)
 
 
 def check_fallback(evidence: Evidence) -> Iterator[Violation]:
     """Whether a client whose config gives no usable response_length leaves the limit to the server, as is documented,
     and says so: a limit that it makes up, or a silence, hides a mistake in the config from whoever made it. A turn is
     judged by its first attempt."""
-    case = evidence.case
+    case, policies = evidence.case, evidence.policies
     configured = case.budget.client_response_length
     if usable(configured):
         return
@@ -139,10 +184,12 @@ def check_fallback(evidence: Evidence) -> Iterator[Violation]:
         if explicit_limit(case, session) is not None or attempt.sent.attempt > 0:
             continue
         where = f"session {session} turn {turn.started.turn}: response_length is {configured!r} in the client's config"
-        if attempt.sent.limits:
-            yield Violation("B8", f"{where}, and it sent the limit {attempt.sent.limits}", session)
-        elif not reported:
-            yield Violation("B8", f"{where}, and it left the limit to the server without a word", session)
+        limits = attempt.sent.limits
+        if limits and policies.default_limit == "server":
+            yield Violation("B8", f"{where}, and it sent the limit {limits}", session, about="a limit of its own")
+        elif not reported and policies.fallback_warning == "each":
+            did = f"sent the limit {limits}" if limits else "left the limit to the server"
+            yield Violation("B8", f"{where}, and it {did} without a word", session, about="without a word")
 
 
 def check_limit_honoured(evidence: Evidence) -> Iterator[Violation]:
@@ -184,6 +231,7 @@ INVARIANTS = (
         "not a grant of 1.",
         check_nothing_left,
     ),
+    Invariant("B7", "budget", "Nothing is decoded that the agent loop slices away.", check_nothing_sliced),
     Invariant(
         "B8",
         "budget",

@@ -19,12 +19,25 @@ from typing import Any
 from sim.budget import turn_budget_tokens
 from sim.case import Case
 from sim.clock import to_ns
-from sim.events import Event, FaultFired, Logged, Message, SessionEnded, VersionChanged, WorldEnded
+from sim.events import (
+    Delivered,
+    Discarded,
+    Ended,
+    Event,
+    FaultFired,
+    Logged,
+    Message,
+    Sent,
+    SessionEnded,
+    VersionChanged,
+    WorldEnded,
+)
 from sim.invariants.interface import Evidence
 from sim.invariants.routing_log import RoutingWatch
 from sim.invariants.table import INVARIANTS, with_numbers
 from sim.invariants.violation import Violation
 from sim.ledger import Ledger
+from sim.policies import Policies, in_force
 from sim.trace import Role, Trace
 
 SITTING_EVENTS = 8192
@@ -79,7 +92,8 @@ class Findings:
 class Judge:
     """Judges one run of `case`: an observer of its trace. `findings` is complete when the run's last event was taken.
 
-    `numbers`: the invariants to judge by; None: all that are registered. `read` is called with the evidence of each
+    `numbers`: the invariants to judge by; None: all that are registered. `policies`: in the place of those that the
+    trace tells. `read` is called with the evidence of each
     sitting, the last of them at the end. `sitting_events`: in the place of what suits the case.
     """
 
@@ -89,27 +103,34 @@ class Judge:
         numbers: Collection[str] | None = None,
         read: Callable[[Evidence], None] | None = None,
         sitting_events: int | None = None,
+        policies: Policies | None = None,
     ) -> None:
         self.findings = Findings()
+        self.policies = policies or in_force(case.policies, {})
+        """Those in force, which the trace tells unless they were given."""
+        self._policies_given = policies is not None
+        self._has_begun = False
         self._case = case
         self._invariants = with_numbers(INVARIANTS if numbers is None else numbers)
         self._read = read
         repeats = case.repeat > 1
         self._sitting_events = sitting_events or (SITTING_EVENTS if repeats else sys.maxsize)
         self._most_violations = _MOST_VIOLATIONS if repeats else sys.maxsize
-        self._budgets = tuple([turn_budget_tokens(case, session) for session in range(len(case.sessions))])
+        self._budgets: tuple[int | None, ...] = ()
         self._balancer_delay_ns = to_ns(case.transport.balancer_delay_s)
         self._ledger = Ledger(() if repeats else range(case.num_sessions))
         self._leaving: dict[int, None] = {}
         """Sessions that have ended, in their order; something of theirs may still be under way."""
-        self._watch = RoutingWatch(case)
+        self._watch = RoutingWatch(case, self.policies)
         self._roles: Mapping[str, Role] = {}
+        self._books = _BOOKED
         self._warnings: dict[tuple[str, str], Logged] = {}
         self._stale_updates: list[VersionChanged] = []
 
     def take(self, trace: Trace, events: Sequence[Event]) -> None:
         """What happened next, as `sim.trace.Observer` has it."""
-        self._roles = trace.roles
+        if not self._has_begun:
+            self._begin(trace)
         findings = self.findings
         start = 0
         while start < len(events):
@@ -118,17 +139,33 @@ class Judge:
             findings.events += len(part)
             self._book(part)
             if findings.end is not None or findings.events % self._sitting_events == 0:
-                self._sit(part[-1].t_ns, trace.factory_raised)
+                self._sit(part[-1].t_ns, trace)
+
+    def _begin(self, trace: Trace) -> None:
+        """Before the first event: what the trace tells of its world."""
+        self._has_begun, self._roles, case = True, trace.roles, self._case
+        if not self._policies_given:
+            self.policies = in_force(case.policies, trace.declared)
+        policies = self.policies
+        self._budgets = tuple([turn_budget_tokens(case, session, policies) for session in range(len(case.sessions))])
+        self._watch = RoutingWatch(case, policies)
+        if self._watch.excused is not None:
+            self._books = {**_BOOKED, **dict.fromkeys((Sent, Ended, Delivered, Discarded), Judge._request)}
 
     def _book(self, events: Sequence[Event]) -> None:
         self._ledger.book(events)
+        books = self._books
         for event in events:
-            book = _BOOKED.get(type(event))
+            book = books.get(type(event))
             if book is not None:
                 book(self, event)
 
     def _message(self, event: Message) -> None:
         self._watch.handle(event, self._roles.get(event.kind))
+
+    def _request(self, event: Event) -> None:
+        assert self._watch.excused is not None, "only then it is entered"
+        self._watch.excused.book(event)
 
     def _session_ended(self, event: SessionEnded) -> None:
         self._leaving[event.session] = None
@@ -151,7 +188,7 @@ class Judge:
     def _world_ended(self, event: WorldEnded) -> None:
         self.findings.end = event
 
-    def _sit(self, now_ns: int, factory_raised: bool) -> None:
+    def _sit(self, now_ns: int, trace: Trace) -> None:
         """Judges the sessions that nothing more will come of, and at the end of the run all that are left."""
         findings, watch = self.findings, self._watch
         findings.most_live = max(findings.most_live, len(self._ledger.sessions))
@@ -167,13 +204,15 @@ class Judge:
         findings.decoded_tokens += sum([attempt.decoded_tokens for attempt in ledger.attempts])
         evidence = Evidence(
             self._case,
+            self.policies,
             ledger,
             self._budgets,
             self._warnings.values(),
             self._stale_updates,
             watch.log,
+            trace.first_loads,
             findings.end,
-            factory_raised,
+            trace.factory_raised,
         )
         for invariant in self._invariants:
             if findings.end is not None or invariant.scope == "sessions":
@@ -190,7 +229,7 @@ class Judge:
         gone = [session for session in self._leaving if self._is_gone(session, ended_before_ns)]
         for session in gone:
             del self._leaving[session]
-            self._watch.truth.forget(session)
+            self._watch.forget(session)
         return self._ledger.let_go(gone)
 
     def _is_gone(self, session: int, ended_before_ns: int) -> bool:
@@ -214,7 +253,9 @@ _BOOKED: dict[type[Any], Callable[[Judge, Any], None]] = {
 """What the judge enters in books of its own, by type."""
 
 
-def judge(case: Case, trace: Trace, numbers: Collection[str] | None = None) -> list[Violation]:
+def judge(
+    case: Case, trace: Trace, numbers: Collection[str] | None = None, policies: Policies | None = None
+) -> list[Violation]:
     """Every violation of the invariants with these numbers (None: of all) in a run that is over, in their order.
 
     Raises `sim.trace.EventsNotKept` where the trace has handed its events on (a `Judge` is to be among its observers
@@ -222,6 +263,6 @@ def judge(case: Case, trace: Trace, numbers: Collection[str] | None = None) -> l
     """
     if trace.end is None:
         raise ValueError("the run is not over: its trace has no WorldEnded")
-    one = Judge(case, numbers)
+    one = Judge(case, numbers, policies=policies)
     one.take(trace, trace.events)
     return one.findings.violations

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 
-from sim.budget import odd_config
+from sim.budget import generated_before_tokens, odd_config
+from sim.case import explicit_limit
 from sim.invariants.interface import Evidence, Invariant
 from sim.invariants.violation import Violation
 from sim.ledger import Ledger, TurnRecord
+from sim.policies import Policies
 from sim.tokens import Ids, first_token
 
 
@@ -49,6 +51,7 @@ def check_conservation(evidence: Evidence) -> Iterator[Violation]:
                 f"request {attempt.sent.request} decoded {attempt.decoded_tokens} tokens and answered with "
                 f"{reached.tokens}",
                 attempt.sent.session,
+                about="server",
             )
     for session, turn in evidence.ledger.turns():
         if turn.ended is None or turn.ended.outcome != "ok":
@@ -56,13 +59,36 @@ def check_conservation(evidence: Evidence) -> Iterator[Violation]:
         delivered = delivered_ids(turn)
         origin = first_token(session)
         returned = tuple((first - origin, count) for first, count in turn.ended.ids)
-        if returned != delivered:
+        if returned != delivered and returned not in _rightly_kept(turn, evidence.policies):
             yield Violation(
                 "A2",
                 f"session {session} turn {turn.started.turn} was delivered {_spelled(delivered)} and returned "
                 f"{_spelled(returned)}",
                 session,
+                about="client",
             )
+
+
+def _rightly_kept(turn: TurnRecord, policies: Policies) -> set[Ids]:
+    """What a turn may return beside all that was delivered, where it may keep one answer of several: a chain of
+    answers, each to a prompt that ends where the one before it does. One that begins anew keeps the last one. Where
+    what is aborted may be dropped, nothing will do as well."""
+    if not policies.keeps_one_answer:
+        return set()
+    ends, last = {0}, 0
+    for attempt in turn.attempts:
+        begin = generated_before_tokens(turn, attempt)
+        if attempt.delivered is not None and begin in ends:
+            last = begin + attempt.delivered.tokens
+            ends.add(last)
+    if policies.after_abort == "restart" and policies.hedged == "no":
+        ends = {last}
+    elif policies.after_abort != "drop" and all(
+        each.delivered is None or each.delivered.tokens for each in turn.attempts
+    ):
+        ends.discard(0)
+    first = turn.started.prompt_tokens
+    return {((first, end),) if end else () for end in ends}
 
 
 def _spelled(runs: Ids) -> str:
@@ -79,11 +105,12 @@ def check_zero_tokens(evidence: Evidence) -> Iterator[Violation]:
             continue
         outcomes = [ended.outcome for attempt in turn.attempts for ended in attempt.ended]
         empty = any(attempt.delivered is not None and attempt.delivered.tokens == 0 for attempt in turn.attempts)
-        if empty and "error" not in outcomes:
+        if empty and "error" not in outcomes and not _may_raise(evidence, session, turn):
             yield Violation(
                 "A5",
                 f"session {session} turn {turn.started.turn} got an answer of 0 tokens and failed: {turn.ended.error}",
                 session,
+                about=_kind_of_error(turn.ended.error),
             )
 
 
@@ -107,17 +134,40 @@ def check_failures_have_a_cause(evidence: Evidence) -> Iterator[Violation]:
         if ended is None:
             if not evidence.is_done:
                 continue
-            how = "ended without a result or an exception that can be caught"
+            how, about = "ended without a result or an exception that can be caught", "no end"
         elif ended.outcome == "cancelled" and ledger.sessions[session].cancelled is None:
-            how = "says that it was cancelled, and nobody cancelled it"
-        elif _failed_of_itself(turn):
-            how = f"failed on its own: {ended.error}"
+            how, about = "says that it was cancelled, and nobody cancelled it", "not cancelled"
+        elif _failed_of_itself(turn) and not _may_raise(evidence, session, turn):
+            how, about = f"failed on its own: {ended.error}", _kind_of_error(ended.error)
             odd = odd_config(evidence.case)
             if odd and (evidence.factory_raised or "response_length" in how):
                 how += f" ({odd})"
         else:
             continue
-        yield Violation("A9", f"session {session} turn {number} {how}", session)
+        yield Violation("A9", f"session {session} turn {number} {how}", session, about=about)
+
+
+def _may_raise(evidence: Evidence, session: int, turn: TurnRecord) -> bool:
+    """Whether a policy lets a call fail here: after an abort, or at once where there is nothing to wait for."""
+    policies, case = evidence.policies, evidence.case
+    if policies.after_abort != "raise" and policies.fail_fast == "no":
+        return False
+    if any(ended.outcome in ("abort", "refused") for attempt in turn.attempts for ended in attempt.ended):
+        return True
+    if policies.fail_fast == "no":
+        return False
+    if any(attempt.sent.replica in evidence.routing.removed for attempt in turn.attempts):
+        return True
+    delivered = sum([attempt.delivered.tokens for attempt in turn.attempts if attempt.delivered is not None])
+    limit, allowed = explicit_limit(case, session), evidence.allowance(session, turn)
+    is_used_up = allowed is not None and allowed.left_tokens <= delivered
+    room = case.server.rules.room_tokens(case.budget, turn.started.prompt_tokens + delivered)
+    return is_used_up or room <= 0 or (limit is not None and limit.tokens == 0)
+
+
+def _kind_of_error(error: str | None) -> str:
+    """The type of an exception as it is spelled, the same in every world."""
+    return (error or "").partition(":")[0]
 
 
 INVARIANTS = (

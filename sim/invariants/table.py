@@ -26,6 +26,11 @@ def numbers_of(kinds: Collection[str]) -> tuple[str, ...]:
     return tuple(number for number, invariant in INVARIANTS.items() if invariant.kind in kinds)
 
 
+def chosen(kinds: Collection[str], only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[str, ...]:
+    """The numbers of these kinds that are among `only`, if any is, and not among `skip`."""
+    return tuple(each for each in numbers_of(kinds) if (not only or each in only) and each not in skip)
+
+
 def with_numbers(numbers: Iterable[str]) -> list[Invariant]:
     """The invariants with these numbers. Raises ValueError that lists the known ones."""
     found = []

@@ -49,7 +49,9 @@ def _report(run: Judged, violations: Sequence[Violation], told: set[str]) -> str
     if case.faults:
         sections.append(_faults_section(run))
     turns = turns_to_tell(trace.ledger, violations)
-    sections += [turn_report(case, trace.ledger, session, turn) for session, turn in turns[:MOST_TURNS_SHOWN]]
+    sections += [
+        turn_report(case, trace.ledger, session, turn, run.policies) for session, turn in turns[:MOST_TURNS_SHOWN]
+    ]
     if len(turns) > MOST_TURNS_SHOWN:
         sections.append(f"… and {len(turns) - MOST_TURNS_SHOWN} more turns")
     messages = message_table(run, violations)
@@ -91,7 +93,7 @@ def _notes(findings: Findings, fault: int) -> str:
 
 
 def _head(run: Judged) -> str:
-    return f"{run.sut.key}\n{settings_line(run.case)}\n{schedule_line(run.case)}"
+    return f"{run.sut.key}\n{settings_line(run.case, run.policies)}\n{schedule_line(run.case)}"
 
 
 def _ending(end: WorldEnded | None) -> str:

@@ -6,7 +6,7 @@ test. A draw is dear beside a small world, so each strategy is one static tree, 
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
@@ -28,8 +28,8 @@ from sim.faults import (
     WeightUpdate,
     When,
 )
+from sim.policies import BudgetPolicy
 
-Policy = Literal["turn", "trajectory"]
 MakeFault = Callable[[int, int, int], Fault]
 """Makes a fault that fits a number of sessions, of replicas, and the response_length."""
 
@@ -158,7 +158,9 @@ def _with_dialect(server: ServerSettings, dialect: str) -> ServerSettings:
 # Cases
 
 
-def response_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: int = 3) -> st.SearchStrategy[Case]:
+def response_cases(
+    dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3
+) -> st.SearchStrategy[Case]:
     """A few sessions whose responses are aborted and resumed: budgets, limits, configs, conservation, liveness."""
 
     def fitted(drawn: tuple[Any, ...]) -> Case:
@@ -194,7 +196,7 @@ def response_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: i
     ).map(fitted)
 
 
-def routing_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: int = 3) -> st.SearchStrategy[Case]:
+def routing_cases(dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3) -> st.SearchStrategy[Case]:
     """Sessions in a row or at once on several replicas that come and go: counters, stickiness, spread."""
     budget = Budget(8, 8, policy=policy)
 

@@ -1,12 +1,15 @@
 """SUT names and what they stand for."""
 
+import dataclasses
 import difflib
 import textwrap
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from sim.registry import import_from_here
 from sim.sut.framework import Sut
 from sim.sut.frameworks import FRAMEWORKS
-from sim.sut.interface import Factory, SutError
+from sim.sut.interface import Factory, SutError, declared_by
 from sim.sut.reference.adapter import CLEAN, REFERENCE
 from sim.sut.verl.adapter import VERL
 
@@ -18,8 +21,13 @@ def builtin_names() -> list[str]:
     return list(REFERENCE.suts)
 
 
-def load_sut(name: str) -> Sut:
-    """The SUT of that name. Raises `SutError`: the known names and the closest, or why it cannot be imported."""
+def load_sut(name: str, flags: Mapping[str, str] = MappingProxyType({})) -> Sut:
+    """The SUT of that name, judged by these policies against its own. Raises `SutError`: the known names and the
+    closest, or why it cannot be imported."""
+    return dataclasses.replace(_loaded(name), flags=flags)
+
+
+def _loaded(name: str) -> Sut:
     prefix, _, rest = name.partition(":")
     framework = FRAMEWORKS.find(prefix)
     if framework is not None:
@@ -38,7 +46,7 @@ def sut_of(name: str, factory: Factory) -> Sut:
     framework = FRAMEWORKS.find(shape)
     if framework is None:
         raise SutError(f"SUT {name!r}: {FRAMEWORKS.unknown(shape)}")
-    return Sut(name, name, factory, framework)
+    return Sut(name, name, factory, framework, declared=declared_by(factory, f"the factory of SUT {name!r}"))
 
 
 def _unknown(name: str) -> SutError:

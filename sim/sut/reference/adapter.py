@@ -16,5 +16,9 @@ def _load(name: str) -> Sut:
 
 
 REFERENCE = dataclasses.replace(
-    VERL, name="reference", suts=(CLEAN, *(f"reference:{name}" for name in PLANTED)), load=_load
+    VERL,
+    name="reference",
+    suts=(CLEAN, *(f"reference:{name}" for name in PLANTED)),
+    load=_load,
+    policies={"budget": "turn"},
 )
