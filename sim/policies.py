@@ -42,7 +42,7 @@ MEANINGS: dict[str, dict[str, str]] = {
     "sticky": {
         "yes": "a session stays on its replica while that lives",
         "no": "each request chooses anew",
-        "fail-over": "it stays while its requests there are answered, and may come back to where it was",
+        "fail-over": "it stays while it is answered there, may leave a request behind, and come back to where it was",
     },
     "removal": {
         "at once": "a removed replica gets no more requests",
@@ -105,7 +105,7 @@ class Policies:
     @property
     def keeps_one_answer(self) -> bool:
         """Whether some of what was delivered for a turn is rightly not in its response."""
-        return self.hedged == "yes" or self.after_abort in ("drop", "restart")
+        return self.hedged == "yes" or self.sticky == "fail-over" or self.after_abort in ("drop", "restart")
 
     @property
     def own_counts(self) -> bool:

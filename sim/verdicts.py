@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from sim.case import Case
 from sim.clock import Deviation
 from sim.invariants.harness import check_same_digest
-from sim.invariants.judging import Findings, Judge
+from sim.invariants.judging import Findings, Judge, judge
+from sim.invariants.table import INVARIANTS
 from sim.invariants.violation import Violation
 from sim.policies import Policies, in_force
 from sim.sut.framework import Sut
@@ -56,8 +57,8 @@ def judged(
     `twice`: whether D1, if it is among the numbers, is judged by a second run, of which nothing else is kept.
     """
     large = case.repeat > 1
-    judge = Judge(case, numbers, None if progress is None else lambda _: progress(judge.findings))
-    world = World(case, sut, observers=(judge,) if large else None)
+    judging = Judge(case, numbers, None if progress is None else lambda _: progress(judging.findings))
+    world = World(case, sut, observers=(judging,) if large else None)
     interrupted = False
     try:
         world.run()
@@ -66,8 +67,20 @@ def judged(
             raise
         interrupted = True
     if not large:
-        judge.take(world.trace, world.trace.events)
+        judging.take(world.trace, world.trace.events)
     if twice and not interrupted and (numbers is None or "D1" in numbers):
         again = World(case, sut, observers=() if large else None).run()
-        judge.findings.add(check_same_digest(world.trace, again))
-    return Judged(case, sut, world.trace, judge.findings, world.deviations, world.steps, interrupted)
+        judging.findings.add(check_same_digest(world.trace, again))
+    return Judged(case, sut, world.trace, judging.findings, world.deviations, world.steps, interrupted)
+
+
+def clearing_policies(run: Judged, number: str) -> list[str]:
+    """The policies, as `key=value`, each of which alone would clear a run of its violations of an invariant. Of D1 and
+    of runs whose events were not kept nothing is known."""
+    if number not in INVARIANTS or number == "D1" or not run.trace.keeps:
+        return []
+    return [
+        spelled
+        for spelled, policies in run.policies.alternatives()
+        if not judge(run.case, run.trace, (number,), policies)
+    ]

@@ -85,7 +85,7 @@ def check_usable(evidence: Evidence) -> Iterator[Violation]:
 
 def _last_outcomes(turn: TurnRecord, returned: int, policies: Policies) -> set[str]:
     """How the last request of a response ended; where one answer of several is kept, those that end where it does."""
-    if policies.hedged == "no":
+    if policies.hedged == "no" and policies.sticky != "fail-over":
         last = turn.attempts[-1:]
     else:
         last = [
@@ -115,12 +115,13 @@ def check_nothing_sliced(evidence: Evidence) -> Iterator[Violation]:
         sliced = record.ended.response_tokens - overran - response_length
         if sliced > 0:
             decoded = [returned_tokens(turn) for turn in record.turns]
-            tools = record.ended.response_tokens - sum(decoded)
+            shown = " + ".join([str(tokens) for tokens in decoded[-MOST_GRANTS_SPELLED:]])
+            more = "… + " * (len(decoded) > MOST_GRANTS_SPELLED)
             yield Violation(
                 "B7",
-                f"session {session} decoded {sum(decoded)} tokens in {len(decoded)} turns ("
-                f"{', '.join(map(str, decoded[-MOST_GRANTS_SPELLED:]))}), with {tools} of its tools between them; its "
-                f"loop keeps {record.ended.kept_tokens} (response_length) and slices {sliced} away",
+                f"session {session} came to {record.ended.response_tokens} tokens ({more}{shown} decoded, "
+                f"{record.ended.response_tokens - sum(decoded)} of its tools): its loop keeps "
+                f"{record.ended.kept_tokens} (response_length), and {sliced} were decoded to be sliced away",
                 session,
             )
 

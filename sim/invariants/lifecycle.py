@@ -7,7 +7,6 @@ from sim.case import explicit_limit
 from sim.invariants.interface import Evidence, Invariant
 from sim.invariants.violation import Violation
 from sim.ledger import Ledger, TurnRecord
-from sim.policies import Policies
 from sim.tokens import Ids, first_token
 
 
@@ -59,7 +58,7 @@ def check_conservation(evidence: Evidence) -> Iterator[Violation]:
         delivered = delivered_ids(turn)
         origin = first_token(session)
         returned = tuple((first - origin, count) for first, count in turn.ended.ids)
-        if returned != delivered and returned not in _rightly_kept(turn, evidence.policies):
+        if returned != delivered and returned not in _rightly_kept(turn, evidence):
             yield Violation(
                 "A2",
                 f"session {session} turn {turn.started.turn} was delivered {_spelled(delivered)} and returned "
@@ -69,23 +68,23 @@ def check_conservation(evidence: Evidence) -> Iterator[Violation]:
             )
 
 
-def _rightly_kept(turn: TurnRecord, policies: Policies) -> set[Ids]:
+def _rightly_kept(turn: TurnRecord, evidence: Evidence) -> set[Ids]:
     """What a turn may return beside all that was delivered, where it may keep one answer of several: a chain of
     answers, each to a prompt that ends where the one before it does. One that begins anew keeps the last one. Where
     what is aborted may be dropped, nothing will do as well."""
+    policies = evidence.policies
     if not policies.keeps_one_answer:
         return set()
+    may_drop = policies.after_abort == "drop" or not evidence.case.partial_rollout
     ends, last = {0}, 0
     for attempt in turn.attempts:
         begin = generated_before_tokens(turn, attempt)
         if attempt.delivered is not None and begin in ends:
             last = begin + attempt.delivered.tokens
             ends.add(last)
-    if policies.after_abort == "restart" and policies.hedged == "no":
-        ends = {last}
-    elif policies.after_abort != "drop" and all(
-        each.delivered is None or each.delivered.tokens for each in turn.attempts
-    ):
+    if policies.after_abort == "restart" and policies.hedged == "no" and policies.sticky != "fail-over":
+        ends = {last, 0} if may_drop else {last}
+    elif not may_drop and all(each.delivered is None or each.delivered.tokens for each in turn.attempts):
         ends.discard(0)
     first = turn.started.prompt_tokens
     return {((first, end),) if end else () for end in ends}

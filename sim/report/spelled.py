@@ -108,6 +108,11 @@ def settings_line(case: Case, policies: Policies) -> str:
     )
 
 
+def policies_line(policies: Policies) -> str:
+    """By which policies a run was judged, as far as they are other than by default; empty where none is."""
+    return f"judged under {', '.join(policies.spelled())}" if policies.spelled() else ""
+
+
 def schedule_line(case: Case) -> str:
     """What the schedule has to do with it."""
     schedule = case.schedule
