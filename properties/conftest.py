@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from sim.search.find import Find
     from sim.sut.framework import Sut
-    from sim.testing.waivers import Waiver
+    from sim.testing.waiver_file import Waiver
 
 CORPUS = Path(__file__).parent / "corpus"
 

@@ -23,7 +23,7 @@ class Choice(NamedTuple):
     could_stay: bool
 
 
-class Rule(Protocol):
+class RoutingRule(Protocol):
     """What a routing policy promises of free choices."""
 
     def wrong(self, choice: Choice) -> str:
@@ -139,7 +139,7 @@ class _RoundRobin(_Unjudged):
         self._chosen = [0] * len(self._chosen)
 
 
-def rule_of(routing: str, replicas: int) -> Rule:
+def rule_of(routing: str, replicas: int) -> RoutingRule:
     """The rule of a policy, for a world of so many replicas."""
     match routing:
         case "least-loaded":

@@ -61,6 +61,7 @@ CLASSICS = (
         ("B8", "A9"),
         Case(Budget(4, 10, client_view=ClientView()), (Session(2),)),
     ),
+    Classic("turns that fill a trajectory", ("B7",), Case(_BUDGET, (Session(2, (Turn(6, 1), Turn())),))),
     Classic(
         "two replicas and a weight update",
         ("B1", "S2"),

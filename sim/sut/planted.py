@@ -5,6 +5,8 @@ They prove that the harness finds what it should: each is caught by the invarian
 
 import dataclasses
 import random
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sim.dialects import LIMIT_KEYS
@@ -192,7 +194,7 @@ def stuck_gate_server(parts: ServerParts) -> RolloutServer:
 class Planted(NamedTuple):
     """A planted bug: the invariant that must catch it, and what it puts in the place of the known-good parts.
 
-    `most_sessions`: of the case that it shrinks to, where two do not show it.
+    `most_sessions`: of the case that it shrinks to, where two do not show it. `policies`: those that it declares.
     """
 
     invariant: str
@@ -200,6 +202,7 @@ class Planted(NamedTuple):
     balancer: type[LeastLoadedBalancer] | None = None
     make_server: MakeServer = SimulatedServer
     most_sessions: int = 2
+    policies: Mapping[str, str] = MappingProxyType({})
 
 
 PLANTED: dict[str, Planted] = {
@@ -207,6 +210,7 @@ PLANTED: dict[str, Planted] = {
     "stingy": Planted("B2", StingyClient),
     "writes-limit": Planted("B4", LimitWritingClient),
     "asks-for-nothing": Planted("B6", AskingForNothingClient),
+    "budget-anew": Planted("B7", policies={"budget": "trajectory"}),
     "silent-fallback": Planted("B8", SilentFallbackClient),
     "deaf-server": Planted("B10", make_server=deaf_server),
     "ends-twice": Planted("A1", make_server=twice_ending_server),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sim.search.campaign import Campaign
     from sim.search.find import Known
     from sim.sut.framework import Sut
-    from sim.testing.waivers import Waiver
+    from sim.testing.waiver_file import Waiver
 
 DEFAULT_WORLDS = 600
 WAIVERS = "rollcage-waivers.toml"
@@ -81,7 +81,7 @@ def numbers_chosen(pytestconfig: pytest.Config) -> "tuple[str, ...]":
 @pytest.fixture(scope="session")
 def waivers(pytestconfig: pytest.Config) -> "list[Waiver]":
     """What is waived, by --waivers or the file that is there."""
-    from sim.testing.waivers import WaiverError, read_waivers
+    from sim.testing.waiver_file import WaiverError, read_waivers
 
     given: Path | None = pytestconfig.getoption("--waivers")
     path = given or pytestconfig.invocation_params.dir / WAIVERS

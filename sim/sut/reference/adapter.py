@@ -12,7 +12,7 @@ CLEAN = "reference:pinned"
 
 def _load(name: str) -> Sut:
     planted = Planted("") if name == CLEAN else PLANTED[name.partition(":")[2]]
-    return Sut(name, name, factory(planted), REFERENCE, planted.make_server)
+    return Sut(name, name, factory(planted), REFERENCE, planted.make_server, planted.policies)
 
 
 REFERENCE = dataclasses.replace(
