@@ -1,9 +1,12 @@
-"""The budget of a turn: what one call of generate may use, by its caller's limit and the client's config."""
+"""The budget of a turn: what one call of generate may use, by its caller's limit, the client's config, and policies."""
+
+from typing import NamedTuple
 
 from msgspec import UNSET
 
 from sim.case import Case, explicit_limit
 from sim.ledger import Attempt, Ledger, TurnRecord
+from sim.policies import Policies
 
 
 def usable(response_length: object) -> bool:
@@ -26,21 +29,58 @@ def odd_config(case: Case) -> str:
     return f"this world's config has response_length {configured!r}, on purpose"
 
 
-def turn_budget_tokens(case: Case, session: int) -> int | None:
+def turn_budget_tokens(case: Case, session: int, policies: Policies) -> int | None:
     """The budget of one call of generate: the caller's limit, else response_length as the client's config shows it.
 
     None where neither is a positive integer: then there is nothing to hold the client to.
     """
-    limit = explicit_limit(case, session)
-    budget = case.budget.client_response_length if limit is None else limit.tokens
+    limit, configured = explicit_limit(case, session), case.budget.client_response_length
+    budget = configured if limit is None else limit.tokens
+    if limit is not None and policies.explicit_limit == "capped" and type(configured) is int and configured > 0:
+        budget = min(limit.tokens, configured)
     return budget if type(budget) is int and budget > 0 else None
 
 
-def used_before_tokens(case: Case, ledger: Ledger, session: int, turn: TurnRecord) -> int:
-    """What is charged to the budget when `turn` begins: nothing, or under policy trajectory all since the prompt."""
-    if case.budget.policy == "turn":
-        return 0
-    return turn.started.prompt_tokens - ledger.sessions[session].turns[0].started.prompt_tokens
+class Allowance(NamedTuple):
+    """A budget, and what of it was used when a turn began."""
+
+    budget_tokens: int
+    used_tokens: int
+
+    @property
+    def left_tokens(self) -> int:
+        return self.budget_tokens - self.used_tokens
+
+
+def allowance(case: Case, ledger: Ledger, session: int, turn: TurnRecord, policies: Policies) -> Allowance | None:
+    """What a turn may use; None where there is nothing to hold it to."""
+    budget = turn_budget_tokens(case, session, policies)
+    if budget is None:
+        return None
+    turns = ledger.sessions[session].turns
+    since_first_prompt = turn.started.prompt_tokens - turns[0].started.prompt_tokens
+    match policies.budget:
+        case "turn":
+            return Allowance(budget, 0)
+        case "trajectory":
+            return Allowance(budget, since_first_prompt)
+        case "trajectory-assistant":
+            return Allowance(budget, sum([returned_tokens(each) for each in turns[: turn.started.turn]]))
+    whole = case.budget.client_response_length
+    if type(whole) is int and 0 < whole < budget + since_first_prompt:
+        return Allowance(whole, since_first_prompt)
+    return Allowance(budget, 0)
+
+
+def charged_tokens(turn: TurnRecord, policies: Policies) -> int:
+    """What a turn is charged: all that it decoded, but for what a failed call took with it, which is decoded once more.
+    Where it rightly keeps one answer of several, how far any of them came from the prompt's end."""
+    if not policies.keeps_one_answer:
+        return turn.decoded_tokens - turn.lost_tokens
+    return max(
+        [generated_before_tokens(turn, each) + each.decoded_tokens for each in turn.attempts if each.lost is None],
+        default=0,
+    )
 
 
 def returned_tokens(turn: TurnRecord) -> int:

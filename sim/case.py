@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 from sim.dialects import LIMIT_KEYS
 from sim.faults import FAULTS, Fault
 from sim.migrations import FORMAT, migrated
+from sim.policies import BudgetPolicy
 from sim.registry import load_installed_plugins
 from sim.schema import (
     MAX_REPEAT,
@@ -70,15 +71,14 @@ class Budget(Data, frozen=True):
     """The length settings of verl's `actor_rollout_ref.rollout`.
 
     `max_model_len` unset or null means the model's `max_position_embeddings`, as verl's vLLM server has it.
-    `policy` says what `response_length` limits: one `turn` (a call of generate), or the whole `trajectory`
-    with its tool tokens.
+    `policy` says what `response_length` limits (`sim.policies`), where the system under test says nothing of it.
     """
 
     prompt_length: PositiveTokenCount
     response_length: PositiveTokenCount
     max_model_len: PositiveTokenCount | UnsetType | None = UNSET
     max_position_embeddings: PositiveTokenCount = 32_768
-    policy: Literal["turn", "trajectory"] = "turn"
+    policy: BudgetPolicy = "turn"
     client_view: ClientView | None = None
 
     @property
@@ -180,6 +180,12 @@ class Case(Data, frozen=True):
     @property
     def most_live_sessions(self) -> int:
         return min(self.num_sessions, self.max_concurrent_sessions or self.num_sessions)
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """What its settings say of policies (`sim.policies`), for a system under test that does not."""
+        said = {"budget": self.budget.policy, "sticky": "yes" if self.router.sticky else "no"}
+        return said if self.partial_rollout else {**said, "after_abort": "drop"}
 
     def session(self, index: int) -> Session:
         """The session of that number."""

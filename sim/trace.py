@@ -71,6 +71,10 @@ class Trace:
         differs from machine to machine."""
         self.factory_raised = False
         """Whether there is no client: its factory raised over a config that is odd on purpose."""
+        self.declared: Mapping[str, str] = MappingProxyType({})
+        """The policies that the system under test, or a flag, declares (`sim.policies`); known before any event."""
+        self.first_loads: Sequence[Any] | None = None
+        """What the balancer showed as its count for each replica before any message; None where it shows none."""
         self.end: WorldEnded | None = None
         """How the run ended; None while it has not."""
         self._sessions = sessions

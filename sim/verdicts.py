@@ -11,8 +11,10 @@ from sim.case import Case
 from sim.clock import Deviation
 from sim.invariants.budget import WITHOUT_A_WORD
 from sim.invariants.harness import check_same_digest, deeds, digest_of_deeds, first_difference
-from sim.invariants.judging import Findings, Judge
+from sim.invariants.judging import Findings, Judge, judge
+from sim.invariants.table import INVARIANTS
 from sim.invariants.violation import Violation
+from sim.policies import Policies, in_force
 from sim.sut.framework import Sut
 from sim.trace import Trace
 from sim.world import World
@@ -36,8 +38,18 @@ class Judged:
     interrupted: bool = False
 
     @property
+    def policies(self) -> Policies:
+        """Those that it was judged by."""
+        return in_force(self.case.policies, self.trace.declared)
+
+    @property
     def violations(self) -> list[Violation]:
         return self.findings.violations
+
+    @property
+    def warnings(self) -> list[Violation]:
+        """What is told, and is no offence."""
+        return self.findings.warnings
 
 
 _have_warned: "WeakSet[Any]" = WeakSet()
@@ -95,8 +107,8 @@ def judged(
     `in_two_processes`: and by one in another process.
     """
     large = case.repeat > 1
-    judge = Judge(case, numbers, None if progress is None else lambda _: progress(judge.findings))
-    world = World(case, sut, observers=(judge,) if large else None)
+    judging = Judge(case, numbers, None if progress is None else lambda _: progress(judging.findings))
+    world = World(case, sut, observers=(judging,) if large else None)
     interrupted = False
     try:
         world.run()
@@ -105,14 +117,26 @@ def judged(
             raise
         interrupted = True
     if not large:
-        judge.take(world.trace, world.trace.events)
+        judging.take(world.trace, world.trace.events)
     if twice and not interrupted and (numbers is None or "D1" in numbers):
         again = World(case, sut, observers=() if large else None).run()
         differs = check_same_digest(world.trace, again)
-        judge.findings.add(differs or (differs_elsewhere(case, sut, world.trace) if in_two_processes else ()))
-    if "B8" in judge.findings.counts:
-        judge.findings.drop(_said_before(case, sut, judge.findings.violations))
-    if any("response_length" in warning.text for warning in judge.warnings):
+        judging.findings.add(differs or (differs_elsewhere(case, sut, world.trace) if in_two_processes else ()))
+    if "B8" in judging.findings.counts:
+        judging.findings.drop(_said_before(case, sut, judging.findings.violations))
+    if any("response_length" in warning.text for warning in judging.warnings):
         with suppress(TypeError):  # a factory that cannot be remembered
             _have_warned.add(sut.factory)
-    return Judged(case, sut, world.trace, judge.findings, world.deviations, world.steps, interrupted)
+    return Judged(case, sut, world.trace, judging.findings, world.deviations, world.steps, interrupted)
+
+
+def clearing_policies(run: Judged, number: str) -> list[str]:
+    """The policies, as `key=value`, each of which alone would clear a run of its violations of an invariant. Of D1 and
+    of runs whose events were not kept nothing is known."""
+    if number not in INVARIANTS or number == "D1" or not run.trace.keeps:
+        return []
+    return [
+        spelled
+        for spelled, policies in run.policies.alternatives()
+        if not judge(run.case, run.trace, (number,), policies)
+    ]

@@ -21,6 +21,9 @@ def build(context: Any) -> "Client":
     return Client(context.config, context.balancer)
 
 
+build.rollcage_policies = {"budget": "turn"}  # type: ignore[attr-defined]  # response_length limits one call
+
+
 @dataclass
 class Response:
     token_ids: list[int] = field(default_factory=list)

@@ -6,7 +6,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +14,11 @@ import click
 
 from sim.cli import hunt_outcome
 from sim.cli.exits import FOUND, INTERRUPTED, guarded
-from sim.cli.options import DIALECT, Registered, Seconds, plugins
+from sim.cli.options import DIALECT, Numbers, Registered, Seconds, plugins, policy_option
 from sim.cli.progress import progress_bar
 from sim.cli.suts import DEMONSTRATION, load_suts
 from sim.invariants.kinds import KINDS
-from sim.invariants.table import numbers_of
+from sim.invariants.table import INVARIANTS, chosen
 from sim.search.campaign import Bounds, Campaign, run_campaign
 from sim.search.classics import classic_cases
 from sim.search.compare import DIFFERS, against
@@ -61,9 +61,9 @@ class _Kind(Registered):
 @click.option("--worlds", type=click.IntRange(1), help="How many worlds instead: the same finds every time.")
 @click.option("--seed", type=click.IntRange(0, 2**32), help="Seed of the search (default: a fresh one, printed).")
 @click.option("--dialect", type=DIALECT, default="vllm", help="Whose grants.")
-@click.option(
-    "--policy", type=click.Choice(("turn", "trajectory")), default="turn", help="What response_length limits."
-)
+@policy_option
+@click.option("--only", type=Numbers(), multiple=True, metavar="B1,R7", help="Invariants to look for; repeatable.")
+@click.option("--skip", type=Numbers(), multiple=True, metavar="R1", help="Invariants to leave out; repeatable.")
 @click.option("--turns", "most_turns", type=click.IntRange(1, 3), default=3, help="Most turns of a session.")
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Keep what is found in this folder.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
@@ -76,7 +76,9 @@ def hunt(
     worlds: int | None,
     seed: int | None,
     dialect: str,
-    policy: str,
+    policies: Mapping[str, str],
+    only: tuple[tuple[str, ...], ...],
+    skip: tuple[tuple[str, ...], ...],
     most_turns: int,
     save: Path | None,
     as_json: bool,
@@ -101,15 +103,18 @@ def hunt(
         _make_folder(save)
     if seed is None:
         seed = secrets.randbelow(2**32)
-    options = {"dialect": dialect, "policy": policy, "most_turns": most_turns}
+    numbers = chosen(kinds or KINDS, sum(only, ()), sum(skip, ()))
+    if not numbers:
+        raise click.UsageError("--kind, --only and --skip leave no invariant to look for")
+    options = {"dialect": dialect, "policy": policies.get("budget", "turn"), "most_turns": most_turns}
     campaigns: list[Campaign] = []
     with guarded(), _Stopping() as stopping:
-        suts = load_suts(names)
+        suts = load_suts(names, policies)
         other = None if other_name is None else load_sut(other_name)
-        search = _Hunt(kinds or KINDS, seed, Bounds(worlds, seconds), options, other, lambda: stopping.asked)
+        search = _Hunt(numbers, seed, Bounds(worlds, seconds), options, other, lambda: stopping.asked)
         for sut in suts:
-            only = _DEMONSTRATED if demonstration and sut.name == DEMONSTRATION[0] else None
-            campaigns.append(search.of(sut, only))
+            sought = demonstration and sut.name == DEMONSTRATION[0] and _DEMONSTRATED in numbers
+            campaigns.append((search._replace(numbers=(_DEMONSTRATED,)) if sought else search).of(sut))
             if campaigns[-1].interrupted or campaigns[-1].breakdown is not None:
                 break
     interrupted = any(campaign.interrupted for campaign in campaigns)
@@ -168,21 +173,21 @@ class _Stopping:
 
 
 class _Hunt(NamedTuple):
-    """How each SUT is searched. `options`: what the strategies vary; `other`: the SUT that it is held against."""
+    """How each SUT is searched. `numbers`: the invariants to look for; `options`: what the strategies vary; `other`:
+    the SUT that it is held against."""
 
-    kinds: Iterable[str]
+    numbers: Sequence[str]
     seed: int
     bounds: Bounds
     options: dict[str, Any]
     other: Sut | None
     stop: Callable[[], bool]
 
-    def of(self, sut: Sut, only: str | None) -> Campaign:
-        """The worlds of each strategy that the kinds need, the bounds shared out among them. `only`: the one invariant
-        to look for."""
+    def of(self, sut: Sut) -> Campaign:
+        """The worlds of each strategy that the numbers need, the bounds shared out among them."""
         groups: dict[Callable[..., Any], list[str]] = {}
-        for kind in self.kinds:
-            groups.setdefault(STRATEGIES[kind], []).append(kind)
+        for number in self.numbers:
+            groups.setdefault(STRATEGIES[INVARIANTS[number].kind], []).append(number)
         whole = Campaign(sut, self.seed)
         compare = None if self.other is None else against(self.other)
         worlds, seconds = self.bounds.worlds, self.bounds.seconds
@@ -191,7 +196,7 @@ class _Hunt(NamedTuple):
             def progress(part: Campaign) -> None:
                 tick(1000 * (whole.seconds + part.seconds) if worlds is None else whole.worlds + part.worlds)
 
-            for index, (strategy, kinds) in enumerate(groups.items()):
+            for index, (strategy, numbers) in enumerate(groups.items()):
                 if worlds is None:
                     share = Bounds(seconds=(seconds or 0) / len(groups))
                 else:
@@ -199,13 +204,13 @@ class _Hunt(NamedTuple):
                 part = run_campaign(
                     sut,
                     strategy(**self.options),
-                    (DIFFERS,) if compare is not None else numbers_of(kinds) if only is None else (only,),
+                    (DIFFERS,) if compare is not None else numbers,
                     self.seed,
                     share,
                     progress,
                     compare,
                     stop=self.stop,
-                    classics=classic_cases(kinds, **self.options),
+                    classics=classic_cases({INVARIANTS[number].kind for number in numbers}, **self.options),
                 )
                 whole.add(part)
                 if part.interrupted or part.breakdown is not None or (compare is not None and part.finds):

@@ -13,7 +13,8 @@ from sim.case import to_builtins
 from sim.cli.exits import OUR_FAULT, UNUSABLE
 from sim.invariants.table import INVARIANTS
 from sim.report.world import find_report
-from sim.search.campaign import Campaign, Find
+from sim.search.campaign import Campaign
+from sim.search.find import Find
 from sim.sut.framework import Sut
 from sim.sut.interface import SutError
 from sim.verdicts import Judged, judged
@@ -52,7 +53,7 @@ def _keep(seed: int, find: Find, run: Judged, folder: Path) -> Path:
     entry = corpus.Entry(
         origin=f"found by a search, seed {seed}",
         invariant=find.invariant if find.invariant in INVARIANTS else None,
-        expected={run.sut.key: sorted({violation.invariant for violation in run.violations})},
+        expected={run.sut.key: sorted({each.invariant for each in run.violations})},
         case=find.case,
     )
     corpus.write(path, entry)
@@ -74,6 +75,9 @@ def told(outcomes: Sequence[Outcome], other: Sut | None, demonstration: bool) ->
             assert run is not None
             yield "\n" + textwrap.indent(find_report(run, find, places), "  ")
             yield "" if path is None else f"  kept as {path}\n"
+        if campaign.warnings:
+            yield "  Warnings, which change no exit code:"
+            yield from (f"    {each.invariant}: {each.message}" for each in campaign.warnings.values())
     if demonstration:
         yield "The first client leaves the limit to the server; the second pins what is left of the budget."
         yield "Next: rollcage hunt --sut verl, or --sut MODULE:FACTORY for your own client."
@@ -100,6 +104,10 @@ def as_json(outcomes: Sequence[Outcome], seed: int) -> dict[str, Any]:
                         "case": to_builtins(find.case) if path is None else str(path),
                     }
                     for find, _, path in finds
+                ],
+                "warnings": [
+                    {"invariant": each.invariant, "message": each.message, "case": to_builtins(each.case)}
+                    for each in campaign.warnings.values()
                 ],
             }
             for campaign, finds in outcomes

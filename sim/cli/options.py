@@ -3,13 +3,14 @@
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from typing import Any
 
 import click
 
 from sim.cli.exits import unusable
+from sim.policies import PolicyError, parsed
 from sim.registry import RegistrationError, load_installed_plugins, load_plugin
 
 # Seconds
@@ -75,6 +76,42 @@ plugins = click.option(
     help="Import this first: it may register what a case can name, invariants and SUTs; repeatable.",
 )
 """Eager, so that the other options and arguments know what it registers."""
+
+
+# Policies and numbers
+
+
+def _policies(_ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> Mapping[str, str]:
+    try:
+        return parsed(texts)
+    except PolicyError as error:
+        raise click.BadParameter(str(error), param=param) from None
+
+
+policy_option = click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=_policies,
+    help="Judge by this policy, whatever the SUT declares; repeatable. A budget's may stand alone: trajectory.",
+)
+
+
+class Numbers(click.ParamType[tuple[str, ...]]):
+    """Invariants by number, with commas between them."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        from sim.invariants.table import with_numbers
+
+        numbers = tuple(each.strip() for each in value.split(",") if each.strip())
+        try:
+            with_numbers(numbers)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return numbers
 
 
 class Registered(click.Choice[str]):

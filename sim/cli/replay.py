@@ -4,7 +4,7 @@ import importlib
 import json
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import click
 
 from sim import corpus
 from sim.cli.exits import FOUND, guarded, unusable
-from sim.cli.options import plugins
+from sim.cli.options import plugins, policy_option
 from sim.cli.suts import load_suts, suts_with_verdict
 from sim.report.table import table
 from sim.sut.framework import Sut
@@ -33,6 +33,7 @@ _Job = tuple[Path, corpus.Entry, Sut]
 )
 @click.option("--accept", is_flag=True, help="Write what is observed into the case files, as what they expect.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@policy_option
 @plugins
 def replay(
     paths: tuple[Path, ...],
@@ -41,6 +42,7 @@ def replay(
     engine: str | None,
     accept: bool,
     as_json: bool,
+    policies: Mapping[str, str],
 ) -> None:
     """Replay kept cases and compare the verdicts with those that they expect.
 
@@ -55,8 +57,8 @@ def replay(
     with guarded():
         files = corpus.files([*paths, *([folder] if folder is not None else [])])
         entries = [(path, corpus.read(path)) for path in files]
-        suts = load_suts(names)
-        jobs = [(path, entry, sut) for path, entry in entries for sut in suts or suts_with_verdict(entry)]
+        suts = load_suts(names, policies)
+        jobs = [(path, entry, sut) for path, entry in entries for sut in suts or suts_with_verdict(entry, policies)]
         on_vllm = None if engine is None else _replay_on_vllm(jobs, as_json)
         replays = [] if on_vllm is not None else [corpus.replay(path, entry, sut) for path, entry, sut in jobs]
         changed = _accept(replays) if accept else []

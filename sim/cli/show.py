@@ -2,13 +2,14 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from sim import corpus
 from sim.cli.exits import INTERRUPTED, guarded, unusable
-from sim.cli.options import plugins
+from sim.cli.options import plugins, policy_option
 from sim.cli.progress import progress_bar
 from sim.cli.suts import sut_to_show
 from sim.report.page import page
@@ -29,8 +30,11 @@ from sim.verdicts import judged
 @click.option("--timeline", type=click.Path(path_type=Path), metavar="FILE", help="Write a trace for ui.perfetto.dev.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page that needs nothing else.")
 @click.option("--json", "in_json", is_flag=True, help="One JSON object on standard output.")
+@policy_option
 @plugins
-def show(path: Path, name: str | None, timeline: Path | None, html: Path | None, in_json: bool) -> None:
+def show(
+    path: Path, name: str | None, policies: Mapping[str, str], timeline: Path | None, html: Path | None, in_json: bool
+) -> None:
     """Print a case's world: its attempts and grants with the arithmetic spelled out, and the verdicts.
 
     Exit code 0: shown, whatever is violated; 2: unusable.
@@ -38,7 +42,7 @@ def show(path: Path, name: str | None, timeline: Path | None, html: Path | None,
     with guarded():
         entry = corpus.read(path)
         case = entry.case
-        sut = load_sut(name) if name is not None else sut_to_show(entry)
+        sut = load_sut(name, policies) if name is not None else sut_to_show(entry, policies)
         if case.repeat > 1:
             if timeline is not None or html is not None:
                 raise click.UsageError(

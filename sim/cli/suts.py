@@ -1,6 +1,6 @@
 """Which SUTs a command is about."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from sim.corpus import Entry
 from sim.sut.framework import Sut
@@ -10,13 +10,13 @@ DEMONSTRATION = ("reference:deferred", CLEAN)
 """The known-bad client and the known-good one."""
 
 
-def load_suts(names: Iterable[str]) -> list[Sut]:
-    return [load_sut(name) for name in names]
+def load_suts(names: Iterable[str], policies: Mapping[str, str]) -> list[Sut]:
+    return [load_sut(name, policies) for name in names]
 
 
-def sut_to_show(entry: Entry) -> Sut:
+def sut_to_show(entry: Entry, policies: Mapping[str, str]) -> Sut:
     """On what to show a case, if nobody says: the known-good client, unless a verdict is expected."""
-    return suts_with_verdict(entry)[0] if any(_named(entry)) else load_sut(CLEAN)
+    return suts_with_verdict(entry, policies)[0] if any(_named(entry)) else load_sut(CLEAN, policies)
 
 
 def _named(entry: Entry) -> list[str]:
@@ -26,7 +26,7 @@ def _named(entry: Entry) -> list[str]:
     return known or [key for key in entry.expected if "==" not in key]
 
 
-def suts_with_verdict(entry: Entry) -> list[Sut]:
+def suts_with_verdict(entry: Entry, policies: Mapping[str, str]) -> list[Sut]:
     """The built-in SUTs that a kept case has a verdict for, those that violate something first."""
     known = sorted(_named(entry), key=lambda name: not entry.expected[name])
-    return load_suts(known or DEMONSTRATION)
+    return load_suts(known or DEMONSTRATION, policies)

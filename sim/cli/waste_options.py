@@ -69,12 +69,14 @@ _OF_ENGINE = (
 _OPTIONS = (
     # What is compared
     click.option(
+        "--client",
         "--policy",
         "variants",
         multiple=True,
         metavar="NAME",
         help=f"What to compare; repeatable, the first is what the others are held against (default: "
-        f"{', '.join(variants.DEFAULT)}). {', '.join(variants.CLIENTS)} or a SUT (verl, MODULE:FACTORY), with "
+        f"{', '.join(variants.DEFAULT)}; --policy is the old name). "
+        f"{', '.join(variants.CLIENTS)} or a SUT (verl, MODULE:FACTORY), with "
         f"{', '.join('+' + name for name in variants.MODIFIERS)}.",
     ),
     click.option(

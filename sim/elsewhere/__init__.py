@@ -29,10 +29,12 @@ _SEEDS: dict[str, str] = {"replica-0": "2", "replica-1": "3"}
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What is to be run (no case: the SUT is to be loaded), and whether all that happens is wanted in words."""
+    """What is to be run (no case: the SUT is to be loaded), judged by which policies against the SUT's own, and whether
+    all that happens is wanted in words."""
 
     sut: str
     case: Case | None = None
+    flags: dict[str, str] = {}
     events: bool = False
 
 
@@ -166,7 +168,7 @@ def run(sut: Sut, case: Case, *, events: bool = False) -> RanElsewhere | None:
     begin()
     if not isinstance(_process, _Process):
         return None
-    answer = _process.ask(Ask(sut.name, case, events))
+    answer = _process.ask(Ask(sut.name, case, dict(sut.flags), events))
     if answer is None:
         _process.end()
         _process = "given up"

@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 
@@ -62,7 +63,7 @@ def main() -> None:
             continue
         child = os.fork()
         if not child:
-            _write(out, _answer(suts[ask.sut], ask.case, ask.events))
+            _write(out, _answer(replace(suts[ask.sut], flags=ask.flags), ask.case, ask.events))
             os._exit(0)
         if os.waitpid(child, 0)[1]:
             _write(out, RanElsewhere(failed="the run died"))

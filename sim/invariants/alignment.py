@@ -38,6 +38,8 @@ def check_resumes(evidence: Evidence) -> Iterator[Violation]:
             right = _goes_on(asked, origin, attempt, earlier)
             if sent == right or (attempt.beside and any(sent == other.sent.prompt for other in earlier)):
                 continue
+            if evidence.policies.keeps_one_answer and sent in _go_on_from_one(asked, origin, attempt, earlier):
+                continue
             what = f"the prompt {_spelled_ids(sent, origin)}" if sent else "an empty prompt"
             if not sent and attempt.sent.prompt_tokens:
                 what = f"a prompt of {attempt.sent.prompt_tokens} ids that are no integers"
@@ -52,15 +54,35 @@ def check_resumes(evidence: Evidence) -> Iterator[Violation]:
 
 def _goes_on(prompt: Ids, origin: int, attempt: Attempt, earlier: Sequence[Attempt]) -> Ids:
     """A turn's prompt and what was delivered before an attempt was sent."""
+    prompt_and_answers = prompt
+    for each in _answered_before(attempt, earlier):
+        prompt_and_answers = _behind(prompt_and_answers, origin, each)
+    return prompt_and_answers
+
+
+def _go_on_from_one(prompt: Ids, origin: int, attempt: Attempt, earlier: Sequence[Attempt]) -> set[Ids]:
+    """The prompts from which a turn goes on that may drop answers, or begin anew: its own, and any that was asked with
+    and answered since, with its answer."""
+    right = {prompt}
+    for each in _answered_before(attempt, earlier):
+        if each.sent.prompt in right:
+            right.add(_behind(each.sent.prompt, origin, each))
+    return right
+
+
+def _answered_before(attempt: Attempt, earlier: Sequence[Attempt]) -> Iterator[Attempt]:
+    return (each for each in earlier if each.delivered is not None and each.delivered.t_ns <= attempt.sent.t_ns)
+
+
+def _behind(prompt: Ids, origin: int, attempt: Attempt) -> Ids:
+    """A prompt with an attempt's answer behind it."""
     runs = list(prompt)
-    for each in earlier:
-        if each.delivered is not None and each.delivered.t_ns <= attempt.sent.t_ns:
-            for position, tokens, _ in each.runs:
-                first = origin + position
-                if runs and sum(runs[-1]) == first:
-                    runs[-1] = (runs[-1][0], runs[-1][1] + tokens)
-                else:
-                    runs.append((first, tokens))
+    for position, tokens, _ in attempt.runs:
+        first = origin + position
+        if runs and sum(runs[-1]) == first:
+            runs[-1] = (runs[-1][0], runs[-1][1] + tokens)
+        else:
+            runs.append((first, tokens))
     return tuple(runs)
 
 

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from sim.budget import Allowance, allowance
 from sim.case import Case
 from sim.events import Logged, VersionChanged, WorldEnded
 from sim.invariants.kinds import Kind
 from sim.invariants.pauses import PauseLog
 from sim.invariants.routing_log import RoutingLog
 from sim.invariants.violation import Severity, Violation
-from sim.ledger import Ledger
+from sim.ledger import Ledger, TurnRecord
+from sim.policies import Policies
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,20 +20,23 @@ class Evidence:
     """What happened in a run, as far as invariants ask for it. The judge makes it, the same for small worlds and large.
 
     `ledger`: the sessions that are judged now, with all their turns and requests: each session of a run is judged once.
-    `budgets`: the `turn_budget_tokens` of the sessions of the case, in their order; repeated ones have the same.
+    `policies`: those in force. `budgets`: the `turn_budget_tokens` of the sessions of the case, in their order;
+    repeated ones have the same.
     `warnings`: each different warning of the system under test so far. `stale_updates`: weight updates, since the last
     sessions were judged, that left requests running on KV of older weights. `routing`: what its messages say of the
     balancer. `pauses`: what became of its replicas' pauses. `end`: how the run ended; None while it goes on.
-    `factory_raised`, `budget_setting` and `max_parked_s`: as of `Trace`.
+    `first_loads`, `factory_raised`, `budget_setting` and `max_parked_s`: as of `Trace`.
     """
 
     case: Case
+    policies: Policies
     ledger: Ledger
     budgets: Sequence[int | None]
     warnings: Collection[Logged]
     stale_updates: Sequence[VersionChanged]
     routing: RoutingLog
     pauses: PauseLog
+    first_loads: Sequence[Any] | None
     end: WorldEnded | None
     factory_raised: bool
     budget_setting: str
@@ -40,6 +45,10 @@ class Evidence:
     def budget_tokens(self, session: int) -> int | None:
         """The budget of each turn of a session; None where it has none to be held to."""
         return self.budgets[session % len(self.budgets)]
+
+    def allowance(self, session: int, turn: TurnRecord) -> Allowance | None:
+        """What a turn may use; None where there is nothing to hold it to."""
+        return allowance(self.case, self.ledger, session, turn, self.policies)
 
     @property
     def is_done(self) -> bool:

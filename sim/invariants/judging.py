@@ -19,13 +19,27 @@ from typing import Any
 from sim.budget import turn_budget_tokens
 from sim.case import Case
 from sim.clock import to_ns
-from sim.events import Awaited, Event, FaultFired, Logged, Message, SessionEnded, VersionChanged, WorldEnded
+from sim.events import (
+    Awaited,
+    Delivered,
+    Discarded,
+    Ended,
+    Event,
+    FaultFired,
+    Logged,
+    Message,
+    Sent,
+    SessionEnded,
+    VersionChanged,
+    WorldEnded,
+)
 from sim.invariants.interface import Evidence
 from sim.invariants.pauses import FOLLOWED, PauseWatch
 from sim.invariants.routing_log import RoutingWatch
 from sim.invariants.table import INVARIANTS, with_numbers
 from sim.invariants.violation import Violation
 from sim.ledger import Ledger
+from sim.policies import Policies, in_force
 from sim.trace import Role, Trace
 
 SITTING_EVENTS = 8192
@@ -71,14 +85,12 @@ class Findings:
     counts: Counter[str] = field(default_factory=Counter)
     """How many violations and warnings there are, by invariant."""
 
-    def add(self, found: Iterable[Violation], most: int = sys.maxsize, *, warnings_apart: bool = True) -> None:
+    def add(self, found: Iterable[Violation], most: int = sys.maxsize) -> None:
         """Takes over what was found; of each invariant no more than `most` are kept."""
         for violation in found:
             self.counts[violation.invariant] += 1
             if self.counts[violation.invariant] <= most:
-                (self.warnings if warnings_apart and violation.severity == "warning" else self.violations).append(
-                    violation
-                )
+                (self.warnings if violation.severity == "warning" else self.violations).append(violation)
 
     def drop(self, withdrawn: Sequence[Violation]) -> None:
         """Takes back what was found."""
@@ -91,9 +103,9 @@ class Findings:
 class Judge:
     """Judges one run of `case`: an observer of its trace. `findings` is complete when the run's last event was taken.
 
-    `numbers`: the invariants to judge by; None: all that are registered. Of those that are asked for by their numbers a
-    warning counts as a violation. `read` is called with the evidence of each sitting, the last of them at the end.
-    `sitting_events`: in the place of what suits the case.
+    `numbers`: the invariants to judge by; None: all that are registered. `policies`: in the place of those that the
+    trace tells. `read` is called with the evidence of each sitting, the last of them at the end. `sitting_events`: in
+    the place of what suits the case.
     """
 
     def __init__(
@@ -102,23 +114,28 @@ class Judge:
         numbers: Collection[str] | None = None,
         read: Callable[[Evidence], None] | None = None,
         sitting_events: int | None = None,
+        policies: Policies | None = None,
     ) -> None:
         self.findings = Findings()
+        self.policies = policies or in_force(case.policies, {})
+        """Those in force, which the trace tells unless they were given."""
+        self._policies_given = policies is not None
+        self._has_begun = False
         self._case = case
         self._invariants = with_numbers(INVARIANTS if numbers is None else numbers)
-        self._asked_for = numbers is not None
         self._read = read
         repeats = case.repeat > 1
         self._sitting_events = sitting_events or (SITTING_EVENTS if repeats else sys.maxsize)
         self._most_violations = _MOST_VIOLATIONS if repeats else sys.maxsize
-        self._budgets = tuple([turn_budget_tokens(case, session) for session in range(len(case.sessions))])
+        self._budgets: tuple[int | None, ...] = ()
         self._balancer_delay_ns = to_ns(case.transport.balancer_delay_s)
         self._ledger = Ledger(() if repeats else range(case.num_sessions))
         self._leaving: dict[int, None] = {}
         """Sessions that have ended, in their order; something of theirs may still be under way."""
-        self._watch = RoutingWatch(case)
+        self._watch = RoutingWatch(case, self.policies)
         self._pauses = PauseWatch(case)
         self._roles: Mapping[str, Role] = {}
+        self._books = _BOOKED
         self._warnings: dict[tuple[str, str], Logged] = {}
         self._stale_updates: list[VersionChanged] = []
 
@@ -129,7 +146,8 @@ class Judge:
 
     def take(self, trace: Trace, events: Sequence[Event]) -> None:
         """What happened next, as `sim.trace.Observer` has it."""
-        self._roles = trace.roles
+        if not self._has_begun:
+            self._begin(trace)
         findings = self.findings
         start = 0
         while start < len(events):
@@ -140,10 +158,22 @@ class Judge:
             if findings.end is not None or findings.events % self._sitting_events == 0:
                 self._sit(part[-1].t_ns, trace)
 
+    def _begin(self, trace: Trace) -> None:
+        """Before the first event: what the trace tells of its world."""
+        self._has_begun, self._roles, case = True, trace.roles, self._case
+        if not self._policies_given:
+            self.policies = in_force(case.policies, trace.declared)
+        policies = self.policies
+        self._budgets = tuple([turn_budget_tokens(case, session, policies) for session in range(len(case.sessions))])
+        self._watch = RoutingWatch(case, policies)
+        if self._watch.excused is not None:
+            self._books = {**_BOOKED, **dict.fromkeys((Sent, Ended, Delivered, Discarded), Judge._request)}
+
     def _book(self, events: Sequence[Event]) -> None:
         self._ledger.book(events)
+        books = self._books
         for event in events:
-            book = _BOOKED.get(type(event))
+            book = books.get(type(event))
             if book is not None:
                 book(self, event)
             follow = FOLLOWED.get(type(event))
@@ -155,6 +185,10 @@ class Judge:
 
     def _awaited(self, event: Awaited) -> None:
         self._watch.begin(event)
+
+    def _request(self, event: Event) -> None:
+        assert self._watch.excused is not None, "only then it is entered"
+        self._watch.excused.book(event)
 
     def _session_ended(self, event: SessionEnded) -> None:
         self._leaving[event.session] = None
@@ -193,12 +227,14 @@ class Judge:
         findings.decoded_tokens += sum([attempt.decoded_tokens for attempt in ledger.attempts])
         evidence = Evidence(
             self._case,
+            self.policies,
             ledger,
             self._budgets,
             self._warnings.values(),
             self._stale_updates,
             watch.log,
             self._pauses.log,
+            trace.first_loads,
             findings.end,
             trace.factory_raised,
             trace.budget_setting,
@@ -206,7 +242,7 @@ class Judge:
         )
         for invariant in self._invariants:
             if findings.end is not None or invariant.scope == "sessions":
-                findings.add(invariant.check(evidence), self._most_violations, warnings_apart=not self._asked_for)
+                findings.add(invariant.check(evidence), self._most_violations)
         if self._read is not None:
             self._read(evidence)
         self._stale_updates.clear()
@@ -220,7 +256,7 @@ class Judge:
         gone = [session for session in self._leaving if self._is_gone(session, ended_before_ns)]
         for session in gone:
             del self._leaving[session]
-            self._watch.truth.forget(session)
+            self._watch.forget(session)
         return self._ledger.let_go(gone)
 
     def _is_gone(self, session: int, ended_before_ns: int) -> bool:
@@ -245,14 +281,18 @@ _BOOKED: dict[type[Any], Callable[[Judge, Any], None]] = {
 """What the judge enters in books of its own, by type."""
 
 
-def judge(case: Case, trace: Trace, numbers: Collection[str] | None = None) -> list[Violation]:
-    """Every violation of the invariants with these numbers (None: of all) in a run that is over, in their order.
+def judge(
+    case: Case, trace: Trace, numbers: Collection[str] | None = None, policies: Policies | None = None
+) -> list[Violation]:
+    """Every violation of the invariants with these numbers (None: of all) in a run that is over, in their order; of
+    those that are asked for by number the warnings too, last.
 
     Raises `sim.trace.EventsNotKept` where the trace has handed its events on (a `Judge` is to be among its observers
     then), and ValueError where the run is not over.
     """
     if trace.end is None:
         raise ValueError("the run is not over: its trace has no WorldEnded")
-    one = Judge(case, numbers)
+    one = Judge(case, numbers, policies=policies)
     one.take(trace, trace.events)
-    return one.findings.violations
+    found = one.findings
+    return found.violations if numbers is None else found.violations + found.warnings

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from sim.budget import odd_config, returned_tokens, used_before_tokens
+from sim.budget import generated_before_tokens, odd_config, returned_tokens
 from sim.case import explicit_limit
 from sim.dialects import Outcome
 from sim.invariants.interface import Evidence, Invariant
@@ -52,6 +52,7 @@ def check_conservation(evidence: Evidence) -> Iterator[Violation]:
                 f"request {attempt.sent.request} decoded {attempt.decoded_tokens} tokens and answered with "
                 f"{reached.tokens}",
                 attempt.sent.session,
+                about="server",
             )
     for session, turn in evidence.ledger.turns():
         if turn.ended is None or turn.ended.outcome != "ok":
@@ -59,13 +60,36 @@ def check_conservation(evidence: Evidence) -> Iterator[Violation]:
         delivered = delivered_ids(turn)
         origin = first_token(session)
         returned = tuple((first - origin, count) for first, count in turn.ended.ids)
-        if returned != delivered:
+        if returned != delivered and returned not in _rightly_kept(turn, evidence):
             yield Violation(
                 "A2",
                 f"session {session} turn {turn.started.turn} was delivered {_spelled(delivered)} and returned "
                 f"{_spelled(returned)}",
                 session,
+                about="client",
             )
+
+
+def _rightly_kept(turn: TurnRecord, evidence: Evidence) -> set[Ids]:
+    """What a turn may return beside all that was delivered, where it may keep one answer of several: a chain of
+    answers, each to a prompt that ends where the one before it does. One that begins anew keeps the last one. Where
+    what is aborted may be dropped, nothing will do as well."""
+    policies = evidence.policies
+    if not policies.keeps_one_answer:
+        return set()
+    may_drop = policies.after_abort == "drop" or not evidence.case.partial_rollout
+    ends, last = {0}, 0
+    for attempt in turn.attempts:
+        begin = generated_before_tokens(turn, attempt)
+        if attempt.delivered is not None and begin in ends:
+            last = begin + attempt.delivered.tokens
+            ends.add(last)
+    if policies.after_abort == "restart" and policies.hedged == "no" and policies.sticky != "fail-over":
+        ends = {last, 0} if may_drop else {last}
+    elif not may_drop and all(each.delivered is None or each.delivered.tokens for each in turn.attempts):
+        ends.discard(0)
+    first = turn.started.prompt_tokens
+    return {((first, end),) if end else () for end in ends}
 
 
 def _spelled(runs: Ids) -> str:
@@ -123,11 +147,13 @@ def check_zero_tokens(evidence: Evidence) -> Iterator[Violation]:
         outcomes = [ended.outcome for attempt in turn.attempts for ended in attempt.ended]
         empty = any(attempt.delivered is not None and attempt.delivered.tokens == 0 for attempt in turn.attempts)
         lost = any(attempt.lost is not None for attempt in turn.attempts)
-        if empty and not lost and not {"error", "ill-formed"} & set(outcomes):
+        failed = lost or not {"error", "ill-formed"}.isdisjoint(outcomes)
+        if empty and not failed and not _may_raise(evidence, session, turn):
             yield Violation(
                 "A5",
                 f"session {session} turn {turn.started.turn} got an answer of 0 tokens and failed: {turn.ended.error}",
                 session,
+                about=_kind_of_error(turn.ended.error),
             )
 
 
@@ -160,11 +186,11 @@ def check_failures_have_a_cause(evidence: Evidence) -> Iterator[Violation]:
         if ended is None:
             if not evidence.is_done:
                 continue
-            how = "ended without a result or an exception that can be caught"
+            how, about = "ended without a result or an exception that can be caught", "no end"
         elif ended.outcome == "cancelled" and ledger.sessions[session].cancelled is None:
-            how = "says that it was cancelled, and nobody cancelled it"
-        elif _failed_of_itself(turn):
-            how = f"failed on its own: {ended.error}"
+            how, about = "says that it was cancelled, and nobody cancelled it", "not cancelled"
+        elif _failed_of_itself(turn) and not _may_raise(evidence, session, turn):
+            how, about = f"failed on its own: {ended.error}", _kind_of_error(ended.error)
             bad = _ill_formed(turn)
             if bad:
                 how = f"sent what is no request ({bad}), and failed: {ended.error}"
@@ -173,7 +199,30 @@ def check_failures_have_a_cause(evidence: Evidence) -> Iterator[Violation]:
                 how += f" ({odd})"
         else:
             continue
-        yield Violation("A9", f"session {session} turn {number} {how}", session)
+        yield Violation("A9", f"session {session} turn {number} {how}", session, about=about)
+
+
+def _may_raise(evidence: Evidence, session: int, turn: TurnRecord) -> bool:
+    """Whether a policy lets a call fail here: after an abort, or at once where there is nothing to wait for."""
+    policies, case = evidence.policies, evidence.case
+    if policies.after_abort != "raise" and policies.fail_fast == "no":
+        return False
+    if any(ended.outcome in ("abort", "refused") for attempt in turn.attempts for ended in attempt.ended):
+        return True
+    if policies.fail_fast == "no":
+        return False
+    if any(attempt.sent.replica in evidence.routing.removed for attempt in turn.attempts):
+        return True
+    delivered = sum([attempt.delivered.tokens for attempt in turn.attempts if attempt.delivered is not None])
+    limit, allowed = explicit_limit(case, session), evidence.allowance(session, turn)
+    is_used_up = allowed is not None and allowed.left_tokens <= delivered
+    room = case.server.rules.room_tokens(case.budget, turn.started.prompt_tokens + delivered)
+    return is_used_up or room <= 0 or (limit is not None and limit.tokens == 0)
+
+
+def _kind_of_error(error: str | None) -> str:
+    """The type of an exception as it is spelled, the same in every world."""
+    return (error or "").partition(":")[0]
 
 
 _USUAL_REASONS: dict[str, frozenset[Outcome]] = {
@@ -227,11 +276,9 @@ def _is_full(evidence: Evidence, session: int, turn: TurnRecord) -> bool:
     """Whether a response is as long as some limit has it, or as the context holds."""
     case, returned = evidence.case, returned_tokens(turn)
     limit, configured = explicit_limit(case, session), case.budget.client_response_length
-    budget = evidence.budget_tokens(session)
-    limits = [each for each in (None if limit is None else limit.tokens, configured, budget) if type(each) is int]
-    if budget is None or any(returned >= each for each in limits):
-        return True
-    if used_before_tokens(case, evidence.ledger, session, turn) + returned >= budget:
+    allowed = evidence.allowance(session, turn)
+    limits = [each for each in (None if limit is None else limit.tokens, configured) if type(each) is int]
+    if allowed is None or returned >= allowed.left_tokens or any(returned >= each for each in limits):
         return True
     return case.server.rules.room_tokens(case.budget, turn.started.prompt_tokens + returned) <= 0
 

@@ -25,6 +25,7 @@ def _no_end(evidence: Evidence, end: WorldEnded) -> Violation:
         f"{end.reason} at {end.t_ns / 1e9:g} s with {len(open_sessions)} sessions open ({named})"
         + (f": {waiting}" if waiting else ""),
         open_sessions[0] if open_sessions else None,
+        about=end.reason,
     )
 
 

@@ -9,12 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sim.invariants.balancer_truth import Acquire
+from sim.invariants.choosing import ERROR_RATE
 from sim.invariants.interface import Evidence, Invariant
 from sim.invariants.violation import Violation
 from sim.ledger import Ledger
-
-ERROR_RATE = 1e-9
-"""Chance that R4 accuses a balancer which breaks ties evenly, for each world in which it has enough to go by."""
 
 _FEWEST_CHOICES = 8
 _MOST_EXACT_CHOICES = 1000
@@ -22,7 +20,8 @@ _MOST_EXACT_CHOICES = 1000
 
 
 def check_least_loaded(evidence: Evidence) -> list[Violation]:
-    """Whether each session that was free to go anywhere went to a replica with the fewest requests in flight."""
+    """Whether each session that was free to go anywhere went where the routing policy has it: by default to a replica
+    with the fewest requests in flight."""
     return evidence.routing.found["R1"]
 
 
@@ -35,12 +34,14 @@ def check_counts(evidence: Evidence) -> Iterator[Violation]:
     """Whether the balancer's counts were right after every message: a drift sends requests the wrong way for ever.
 
     A count that is right may still never come back to 0: at rest no request of a turn that ended well may be left. (R7
-    is about the others.)
+    is about the others.) Counts of a balancer's own kind are at rest what they were at the start.
     """
     miscounted = evidence.routing.found["R3"]
     yield from miscounted
     if miscounted or not evidence.is_done:
         return
+    if evidence.policies.own_counts and not evidence.routing.unreleased:
+        yield from _away_from_start(evidence)
     for replica, acquire in evidence.routing.unreleased:
         if evidence.ledger.turn_outcome(acquire.session, acquire.turn) == "ok":
             yield Violation(
@@ -49,6 +50,21 @@ def check_counts(evidence: Evidence) -> Iterator[Violation]:
                 f"{acquire.turn} ended well",
                 acquire.session,
                 acquire.number,
+                about="at rest",
+            )
+
+
+def _away_from_start(evidence: Evidence) -> Iterator[Violation]:
+    shown = zip(evidence.first_loads or (), evidence.routing.last_loads or (), strict=False)
+    for replica, (first, last) in enumerate(shown):
+        if not (isinstance(first, int | float) and isinstance(last, int | float)):
+            continue  # it is not registered, or shows what is no number
+        if not math.isclose(first, last, abs_tol=1e-6):
+            yield Violation(
+                "R3",
+                f"at rest the balancer's count of replica {replica} is {last}; it was {first} at the start, and all "
+                f"that was acquired is released",
+                about="at rest",
             )
 
 
@@ -127,6 +143,7 @@ def check_slot_returned(evidence: Evidence) -> Iterator[Violation]:
                 f"given back",
                 acquire.session,
                 acquire.number,
+                about=how,
             )
 
 
@@ -144,7 +161,8 @@ INVARIANTS = (
     Invariant(
         "R1",
         "routing",
-        "A new session's replica is among the least loaded over the messages delivered to the balancer.",
+        "A new session's replica is the one that the routing policy says: by default among the least loaded over the "
+        "messages delivered to the balancer.",
         check_least_loaded,
     ),
     Invariant("R2", "routing", "A session sticks to its replica while that lives.", check_sticky),

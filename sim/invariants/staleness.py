@@ -18,6 +18,7 @@ def check_no_stale_kv(evidence: Evidence) -> Iterator[Violation]:
             "S2",
             f"replica {update.replica} went to weight version {update.version} while {update.stale_requests} of its "
             f"requests keep KV of older weights",
+            about="running requests",
         )
     for attempt in evidence.ledger.attempts:
         prefilled = attempt.prefilled
@@ -27,6 +28,7 @@ def check_no_stale_kv(evidence: Evidence) -> Iterator[Violation]:
                 f"request {prefilled.request} (session {attempt.sent.session}) took {prefilled.stale_tokens} "
                 f"tokens from the prefix cache of replica {attempt.sent.replica} that older weights had computed",
                 attempt.sent.session,
+                about="prefix cache",
             )
 
 

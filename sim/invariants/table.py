@@ -30,6 +30,17 @@ def numbers_of(kinds: Collection[str]) -> tuple[str, ...]:
     )
 
 
+def chosen(kinds: Collection[str], only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[str, ...]:
+    """The numbers of these kinds that are among `only`, if any is, and not among `skip`. Those that only warn have to be
+    asked for."""
+    asked_for = only or numbers_of(kinds)
+    return tuple(
+        number
+        for number, invariant in INVARIANTS.items()
+        if number in asked_for and invariant.kind in kinds and number not in skip
+    )
+
+
 def with_numbers(numbers: Iterable[str]) -> list[Invariant]:
     """The invariants with these numbers. Raises ValueError that lists the known ones."""
     found = []

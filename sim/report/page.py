@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import TypeAlias
 
-from sim.budget import turn_budget_tokens, used_before_tokens
+from sim.budget import allowance, charged_tokens
 from sim.case import Case
 from sim.clock import NS_PER_S
 from sim.events import FaultFired
@@ -84,7 +84,7 @@ def _header(run: Judged, title: str, origin: str) -> str:
         verdicts.append(f'<div class="verdict"><b>{number}</b><div>{escape(statement)}<ul>{items}</ul></div></div>')
     if not verdicts:
         verdicts.append('<div class="verdict clean"><b>clean</b><div>No invariant is violated.</div></div>')
-    chips = "".join(f"<span>{escape(part)}</span>" for part in settings_line(run.case).split(" · "))
+    chips = "".join(f"<span>{escape(part)}</span>" for part in settings_line(run.case, run.policies).split(" · "))
     about = f'<p class="origin">{escape(origin)}</p>' if origin else ""
     return (
         f"<header><h1>{escape(title)} <small>on {escape(run.sut.key)}</small></h1>{about}"
@@ -215,7 +215,7 @@ def _turns(run: Judged, spans: Sequence[Span]) -> Iterable[str]:
 def _turn(run: Judged, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
     case = run.case
     head = f"session {session}" + (f", turn {turn.started.turn}" if len(case.session(session).turns) > 1 else "")
-    head += f" · {escape(spelled_budget(case, session))}"
+    head += f" · {escape(spelled_budget(case, session, run.policies))}"
     rows = []
     for span in spans:
         sent, attempt = span.attempt.sent, span.attempt
@@ -244,9 +244,8 @@ def _turn(run: Judged, session: int, turn: TurnRecord, spans: Sequence[Span]) ->
 
 
 def _overruns(run: Judged, session: int, turn: TurnRecord) -> bool:
-    budget = turn_budget_tokens(run.case, session)
-    used = used_before_tokens(run.case, run.trace.ledger, session, turn)
-    return budget is not None and used + turn.decoded_tokens > budget
+    allowed = allowance(run.case, run.trace.ledger, session, turn, run.policies)
+    return allowed is not None and charged_tokens(turn, run.policies) > allowed.left_tokens
 
 
 def _merged(parts: Sequence[Part]) -> list[Part]:
@@ -260,8 +259,8 @@ def _merged(parts: Sequence[Part]) -> list[Part]:
 
 def _budget_bar(run: Judged, session: int, turn: TurnRecord, spans: Sequence[Span]) -> str:
     """The tokens of the attempts end to end, over what the budget leaves to this turn."""
-    budget = turn_budget_tokens(run.case, session)
-    left = None if budget is None else max(0, budget - used_before_tokens(run.case, run.trace.ledger, session, turn))
+    allowed = allowance(run.case, run.trace.ledger, session, turn, run.policies)
+    left = None if allowed is None else max(0, allowed.left_tokens)
     total = turn.decoded_tokens
     most = max(total, left or 0)
     if not most:

@@ -10,6 +10,7 @@ from sim.case import Case, explicit_limit
 from sim.events import FaultFired
 from sim.faults import AfterSent, AfterTokens, AtTime, Every, Fault, When
 from sim.ledger import Attempt
+from sim.policies import Policies
 from sim.trace import Trace
 
 # Faults
@@ -86,25 +87,30 @@ def spelled_outcomes(attempt: Attempt, none: str = "never") -> str:
 # The case
 
 
-def spelled_budget(case: Case, session: int) -> str:
+def spelled_budget(case: Case, session: int, policies: Policies) -> str:
     """What a session may use, and who says so: `budget 2 (the caller's max_tokens)`."""
     limit, budget = explicit_limit(case, session), case.budget
     if limit is not None:
         return f"budget {limit.tokens} (the caller's {' and '.join(limit.keys)})"
     if not usable(budget.client_response_length):
         return f"no budget ({odd_config(case)})"
-    whose = "response_length" if budget.policy == "turn" else "response_length, of all turns"
+    whose = "response_length" if policies.budget == "turn" else "response_length, of all turns"
     return f"budget {budget.client_response_length} ({whose})"
 
 
-def settings_line(case: Case) -> str:
+def settings_line(case: Case, policies: Policies) -> str:
     """The settings that the arithmetic needs."""
     budget = case.budget
     return (
         f"prompt_length {budget.prompt_length} · response_length {budget.response_length} · "
         f"max_model_len {budget.context_tokens} · {case.server.dialect} grants · "
-        f"{case.replicas} replica{'s' * (case.replicas > 1)} · budget of a {budget.policy}"
+        f"{case.replicas} replica{'s' * (case.replicas > 1)} · budget of a {policies.budget}"
     )
+
+
+def policies_line(policies: Policies) -> str:
+    """By which policies a run was judged, as far as they are other than by default; empty where none is."""
+    return f"judged under {', '.join(policies.spelled())}" if policies.spelled() else ""
 
 
 def schedule_line(case: Case) -> str:

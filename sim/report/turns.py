@@ -3,10 +3,11 @@
 import itertools
 from collections.abc import Sequence
 
-from sim.budget import turn_budget_tokens, used_before_tokens
+from sim.budget import Allowance, allowance, charged_tokens
 from sim.case import Case
 from sim.dialects import PromptAllowance
 from sim.ledger import Attempt, Ledger, TurnRecord
+from sim.policies import Policies
 from sim.report.spelled import spelled_budget, spelled_grant, spelled_limits, spelled_outcomes
 from sim.report.table import table
 
@@ -17,16 +18,16 @@ _ATTEMPT_HEADS = ("attempt", "replica", "prompt", "limit sent", "grant, and why"
 _Row = tuple[str, ...]
 
 
-def turn_report(case: Case, ledger: Ledger, session: int, turn: TurnRecord) -> str:
+def turn_report(case: Case, ledger: Ledger, session: int, turn: TurnRecord, policies: Policies) -> str:
     """One turn: table, sum, and for an overrun the bar and the cause."""
     head = f"session {session} turn {turn.started.turn}: prompt {turn.started.prompt_tokens} tokens"
-    lines = [f"{head}; {spelled_budget(case, session)}"]
+    lines = [f"{head}; {spelled_budget(case, session, policies)}"]
     if turn.attempts:
         lines.append(attempts_table(case, turn))
-    lines.append("  " + _sum_line(case, ledger, session, turn))
-    budget = turn_budget_tokens(case, session)
-    if budget is not None and turn.decoded_tokens > budget:
-        lines += ["", budget_bar(turn, budget)]
+    allowed = allowance(case, ledger, session, turn, policies)
+    lines.append("  " + _sum_line(turn, allowed))
+    if allowed is not None and charged_tokens(turn, policies) > allowed.budget_tokens:
+        lines += ["", budget_bar(turn, allowed.budget_tokens)]
         cause = why_it_overran(case, turn)
         if cause:
             lines += ["", cause]
@@ -78,9 +79,9 @@ def _spelled_prompt(turn: TurnRecord, attempt: Attempt) -> str:
     return str(now) if now == first else f"{first} + {now - first} = {now}"
 
 
-def _sum_line(case: Case, ledger: Ledger, session: int, turn: TurnRecord) -> str:
+def _sum_line(turn: TurnRecord, allowed: Allowance | None) -> str:
     """What was decoded, with what earlier turns used of the same budget, and how far that is beyond it."""
-    used = used_before_tokens(case, ledger, session, turn)
+    used = 0 if allowed is None else allowed.used_tokens
     parts = [used] * bool(used) + [attempt.decoded_tokens for attempt in turn.attempts]
     total = sum(parts)
     summands = [str(part) for part in parts]
@@ -88,11 +89,10 @@ def _sum_line(case: Case, ledger: Ledger, session: int, turn: TurnRecord) -> str
     line = f"decoded {' + '.join(summands) or '0'}"
     if len(parts) > 1:
         line += f" = {total}"
-    budget = turn_budget_tokens(case, session)
-    if budget is not None:
-        line += f"; budget {budget}"
-        if total > budget:
-            line += f"; overrun {total - budget}"
+    if allowed is not None:
+        line += f"; budget {allowed.budget_tokens}"
+        if total > allowed.budget_tokens:
+            line += f"; overrun {total - allowed.budget_tokens}"
     return line
 
 

@@ -12,12 +12,12 @@ from sim.invariants.table import INVARIANTS
 from sim.invariants.violation import Violation
 from sim.ledger import Attempt, TurnRecord
 from sim.report.messages import message_table
-from sim.report.spelled import schedule_line, settings_line, spelled_fault, spelled_firings
+from sim.report.spelled import policies_line, schedule_line, settings_line, spelled_fault, spelled_firings
 from sim.report.turns import turn_report
 from sim.report.violated import MOST_MESSAGES, messages_of, turns_to_tell
-from sim.search.campaign import Find
 from sim.search.compare import DIFFERS
-from sim.verdicts import Judged
+from sim.search.find import Find
+from sim.verdicts import Judged, clearing_policies
 
 MOST_TURNS_SHOWN = 12
 MOST_FRAMES_SHOWN = 3
@@ -26,7 +26,7 @@ MOST_FRAMES_SHOWN = 3
 def world_report(run: Judged) -> str:
     """The whole world: settings, faults, the turns (those in violation first where there are many), verdicts; of a case
     that repeats its sessions figures in the place of turns."""
-    return _large_report(run) if run.case.repeat > 1 else _report(run, run.violations, set())
+    return _large_report(run) if run.case.repeat > 1 else _report(run, [*run.violations, *run.warnings], set())
 
 
 def find_report(run: Judged, find: Find, told: set[str]) -> str:
@@ -36,7 +36,9 @@ def find_report(run: Judged, find: Find, told: set[str]) -> str:
     `told`: the places that exceptions came from, told so far; such a traceback is told once.
     """
     violations = [violation for violation in run.violations if violation.invariant == find.invariant]
-    return _report(run, violations or [Violation(find.invariant, find.message)], told)
+    report = _report(run, violations or [Violation(find.invariant, find.message)], told)
+    clearing = clearing_policies(run, find.invariant) if violations else []
+    return report + (f"\nonly a policy decides this: clean under {', '.join(clearing)}" if clearing else "")
 
 
 def _report(run: Judged, violations: Sequence[Violation], told: set[str]) -> str:
@@ -49,7 +51,7 @@ def _report(run: Judged, violations: Sequence[Violation], told: set[str]) -> str
     if case.faults:
         sections.append(_faults_section(run))
     turns = turns_to_tell(trace.ledger, violations, MOST_TURNS_SHOWN)
-    sections += [turn_report(case, trace.ledger, session, turn) for session, turn in turns]
+    sections += [turn_report(case, trace.ledger, session, turn, run.policies) for session, turn in turns]
     more = len(trace.ledger.turns()) - len(turns)
     if more:
         sections.append(f"… and {more} more turns")
@@ -75,7 +77,7 @@ def _large_report(run: Judged) -> str:
     if findings.strays:
         figures.append(f"{findings.strays:,} requests came of sessions that had been judged already: not judged")
     figures.append(_ending(findings.end))
-    sections += ["\n".join(figures), verdict_lines(findings.violations)]
+    sections += ["\n".join(figures), verdict_lines([*run.violations, *run.warnings])]
     more = [f"{count:,} times {number}" for number, count in findings.counts.items() if count > MOST_MESSAGES]
     if more:
         sections.append("in all " + ", ".join(more))
@@ -92,7 +94,8 @@ def _notes(findings: Findings, fault: int) -> str:
 
 
 def _head(run: Judged) -> str:
-    return f"{run.sut.key}\n{settings_line(run.case)}\n{schedule_line(run.case)}"
+    lines = [run.sut.key, settings_line(run.case, run.policies), policies_line(run.policies), schedule_line(run.case)]
+    return "\n".join(line for line in lines if line)
 
 
 def _ending(end: WorldEnded | None) -> str:
@@ -127,14 +130,17 @@ def _faults_section(run: Judged) -> str:
 
 def verdict_lines(violations: Sequence[Violation]) -> str:
     """Each violated invariant with its statement and its violations; or that there are none."""
-    if not violations:
-        return "no invariant is violated"
-    lines = []
+    warnings = [each for each in violations if each.severity == "warning"]
+    violations = [each for each in violations if each.severity == "violation"]
+    lines = [] if violations else ["no invariant is violated"]
     for number, messages in messages_of(violations).items():
         if number == DIFFERS:
             lines.append("The two clients do not do the same in this world; the first request in which they differ:")
         else:
             lines.append(f"{number} violated: {INVARIANTS[number].statement}")
+        lines += [f"  {message}" for message in messages]
+    for number, messages in messages_of(warnings).items():
+        lines.append(f"warning, {number}: {INVARIANTS[number].statement}")
         lines += [f"  {message}" for message in messages]
     return "\n".join(lines)
 
@@ -165,8 +171,10 @@ def as_json(run: Judged) -> dict[str, Any]:
     else:
         data["attempts"] = [_attempt_as_json(attempt) for attempt in run.trace.ledger.attempts]
     data["violations"] = [
-        {"invariant": each.invariant, "message": each.message, "session": each.session} for each in run.violations
+        {"invariant": each.invariant, "message": each.message, "session": each.session, "severity": each.severity}
+        for each in (*run.violations, *run.warnings)
     ]
+    data["policies"] = run.policies.spelled()
     return data
 
 

@@ -27,10 +27,11 @@ from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
 from sim import elsewhere
-from sim.case import Case, dumps
+from sim.case import Case
 from sim.invariants.table import INVARIANTS
 from sim.invariants.violation import Violation
 from sim.search.afar import Afar
+from sim.search.find import Find, Known, size_of
 from sim.search.schedules import MORE_FOR_A_RACE, under_schedules
 from sim.search.shrink import shrink_schedule, shrink_world
 from sim.sut.framework import Sut
@@ -48,19 +49,6 @@ _WORLDS_GRACE = 0.8 * GRACE
 """The rest is for the schedule."""
 
 Compare = Callable[[Case, Trace], list[Violation]]
-
-
-class Find(msgspec.Struct, frozen=True):
-    """A violation with the smallest case that shows it."""
-
-    invariant: str
-    message: str
-    case: Case
-
-    @property
-    def is_race(self) -> bool:
-        """Whether it needs another order of ready callbacks than FIFO."""
-        return self.case.schedule.policy != "fifo"
 
 
 class Breakdown(msgspec.Struct, frozen=True):
@@ -90,6 +78,8 @@ class Campaign:
     worlds: int = 0
     shrink_worlds: int = 0
     afar: Afar = field(default_factory=Afar)
+    warnings: dict[str, Find] = field(default_factory=dict)
+    """Of each invariant that warned, the smallest case in which it did. They are not shrunk."""
     seconds: float = 0.0
     finds: list[Find] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
@@ -134,6 +124,7 @@ class Campaign:
         self.shrink_worlds += part.shrink_worlds
         self.seconds += part.seconds
         self.finds += part.finds
+        self.warnings = {**part.warnings, **self.warnings}
         self.seen |= part.seen
         self.an_error = self.an_error or part.an_error
         self.decoded |= part.decoded
@@ -158,12 +149,6 @@ class _Hit(Exception):
     """The violation that is looked for has come up."""
 
 
-def _size(case: Case) -> tuple[int, int, str]:
-    """Smaller is easier to read: fewer sessions and faults, then shorter JSON."""
-    text = dumps(case, indent=0)
-    return len(case.sessions) + len(case.faults), len(text), text
-
-
 class _Search:
     """One Hypothesis run: generates until something new breaks, then shrinks it."""
 
@@ -172,7 +157,7 @@ class _Search:
         campaign: Campaign,
         numbers: Sequence[str],
         bounds: Bounds,
-        known: frozenset[str],
+        known: frozenset[Known],
         compare: Compare | None,
         progress: Callable[[Campaign], None],
         stop: Callable[[], bool],
@@ -206,7 +191,7 @@ class _Search:
                 twice = "D1" in self.numbers and self._due_twice()
                 afar = twice and campaign.afar.is_due(campaign.sut, self.target, self.bounds.seconds is None)
                 run = judged(case, campaign.sut, self.numbers, twice=twice, in_two_processes=afar)
-                trace, found, steps = run.trace, run.violations, run.steps
+                trace, found, steps = run.trace, run.violations + run.warnings, run.steps
             else:
                 world = World(case, campaign.sut)
                 trace = world.run()
@@ -221,7 +206,20 @@ class _Search:
             campaign.shrink_worlds += 1
             self._shrink_worlds += 1
             self._shrink_steps += steps
-        return found
+        return [each for each in found if not self._is_set_aside(each, case)]
+
+    def _is_set_aside(self, violation: Violation, case: Case) -> bool:
+        """Whether a violation is not to be looked for: a warning, which is noted, or one that is known."""
+        number, campaign = violation.invariant, self.campaign
+        if violation.severity == "warning":
+            before = campaign.warnings.get(number)
+            if before is None or size_of(case) < size_of(before.case):
+                campaign.warnings[number] = Find(number, violation.message, case)
+            return True
+        if number in self.known or (number, violation.about) in self.known:
+            campaign.seen.add(number)
+            return True
+        return False
 
     def break_down(self, error: Exception) -> None:
         """Ends the campaign with the case at hand."""
@@ -277,10 +275,9 @@ class _Search:
     def _sort_out(self, violations: list[Violation], case: Case) -> None:
         """Notes what is new; raises `_Hit` for what is looked for, be it anything new."""
         found = {violation.invariant: violation.message for violation in reversed(violations)}
-        self.campaign.seen.update(found.keys() & self.known)
-        for number in found.keys() - self.known - {find.invariant for find in self.campaign.finds}:
+        for number in found.keys() - {find.invariant for find in self.campaign.finds}:
             before = self.campaign.noted.get(number)
-            if before is None or _size(case) < _size(before.find.case):
+            if before is None or size_of(case) < size_of(before.find.case):
                 self.campaign.noted[number] = Noted(Find(number, found[number], case), self.seed)
         if self.target is None:
             self.target = next((v.invariant for v in violations if v.invariant in self.campaign.noted), None)
@@ -324,15 +321,15 @@ def run_campaign(
     bounds: Bounds,
     progress: Callable[[Campaign], None] = lambda _: None,
     compare: Compare | None = None,
-    known: Collection[str] = (),
+    known: Collection[Known] = (),
     stop: Callable[[], bool] = lambda: False,
     classics: Sequence[Case] = (),
 ) -> Campaign:
     """Searches for violations of the invariants with these numbers until its bounds; one find an invariant.
 
-    `known` violations are noted and neither shrunk nor reported. `compare` judges a trace in the place of the
-    invariants (an old client against a new one). `stop` is asked before each world. `classics` are run before any
-    world is drawn.
+    `known` violations, by number or by number and what they are about, are noted and neither shrunk nor reported.
+    `compare` judges a trace in the place of the invariants (an old client against a new one). `stop` is asked before
+    each world. `classics` are run before any world is drawn.
     """
     campaign = Campaign(sut, seed)
     started = time.monotonic()

@@ -27,7 +27,7 @@ from sim.faults import (
     WeightUpdate,
 )
 from sim.invariants.table import INVARIANTS
-from sim.search.strategies import Policy
+from sim.policies import BudgetPolicy
 
 
 class Classic(msgspec.Struct, frozen=True):
@@ -67,6 +67,7 @@ CLASSICS = (
         ("B8", "A9"),
         Case(Budget(4, 10, client_view=ClientView()), (Session(2),)),
     ),
+    Classic("turns that fill a trajectory", ("B7",), Case(_BUDGET, (Session(2, (Turn(6, 1), Turn())),))),
     Classic(
         "two replicas and a weight update",
         ("B1", "S2"),
@@ -187,7 +188,7 @@ CLASSICS = (
 
 
 def classic_cases(
-    kinds: Collection[str], dialect: str = "vllm", policy: Policy = "turn", most_turns: int = 3
+    kinds: Collection[str], dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3
 ) -> tuple[Case, ...]:
     """The classics for invariants of these kinds, fitted to what a search varies."""
     return tuple(
@@ -197,7 +198,7 @@ def classic_cases(
     )
 
 
-def _fitted(case: Case, dialect: str, policy: Policy, most_turns: int) -> Case:
+def _fitted(case: Case, dialect: str, policy: BudgetPolicy, most_turns: int) -> Case:
     replace = msgspec.structs.replace
     sessions = tuple(replace(session, turns=session.turns[:most_turns]) for session in case.sessions)
     budget, server = replace(case.budget, policy=policy), replace(case.server, dialect=dialect)

@@ -7,7 +7,7 @@ has registered are drawn with ours, by the names and types of their fields.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
@@ -30,11 +30,11 @@ from sim.faults import (
     WeightUpdate,
     When,
 )
+from sim.policies import BudgetPolicy
 from sim.registry import load_installed_plugins
 from sim.schema import CaseError
 from sim.search.server_faults import ONE_IN, SERVER_FAULTS, TROUBLES
 
-Policy = Literal["turn", "trajectory"]
 MakeFault = Callable[[int, int, int], Fault]
 """Makes a fault that fits a number of sessions, of replicas, and the response_length."""
 
@@ -267,7 +267,9 @@ def _fits(fault: Fault, case: Case) -> bool:
     return True
 
 
-def response_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: int = 3) -> st.SearchStrategy[Case]:
+def response_cases(
+    dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3
+) -> st.SearchStrategy[Case]:
     """A few sessions whose responses are aborted and resumed: budgets, limits, configs, conservation, liveness."""
 
     def fitted(drawn: tuple[Any, ...]) -> Case:
@@ -307,7 +309,7 @@ def response_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: i
     ).map(fitted)
 
 
-def routing_cases(dialect: str = "vllm", policy: Policy = "turn", most_turns: int = 3) -> st.SearchStrategy[Case]:
+def routing_cases(dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3) -> st.SearchStrategy[Case]:
     """Sessions in a row or at once on several replicas that come and go: counters, stickiness, spread."""
     budget = Budget(8, 8, policy=policy)
 

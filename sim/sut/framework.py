@@ -56,7 +56,7 @@ class Framework:
     `suts`: the names of the systems under test that it offers, each the framework's own or with `:VARIANT` behind it.
     `load(name)`: one of these; raises `SutError` that says what is missing.
     `max_parked_s`: how long a request may wait at a closed gate beyond the pause that a Case asks for.
-    `callers`: what its own callers do, by feature of a Case. `policies`: which of the policies it follows.
+    `callers`: what its own callers do, by feature of a Case. `policies`: those that its SUTs declare (`sim.policies`).
     """
 
     name: str
@@ -83,7 +83,8 @@ class Sut:
 
     `key`: under which expected verdicts are kept: the name, or name==version for a package. `factory`: returns a
     client, or (client, balancer). `framework`: whose config, params and messages it knows. `make_server`: makes the
-    servers of its world; planted bugs may bring their own.
+    servers of its world; planted bugs may bring their own. `declared`: the policies that it declares by itself;
+    `flags`: those that whoever runs it sets, against what it and its parts declare (`sim.policies`).
     """
 
     name: str
@@ -91,3 +92,5 @@ class Sut:
     factory: Factory
     framework: Framework
     make_server: MakeServer = SimulatedServer
+    declared: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)

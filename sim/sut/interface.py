@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sim.policies import ATTRIBUTE, PolicyError, checked
 from sim.tokens import Tokens
 
 
@@ -55,3 +56,15 @@ def unwrapped(cls: type[Any]) -> type[Any]:
     metadata = getattr(cls, "__ray_metadata__", None)
     plain: type[Any] = cls if metadata is None else metadata.modified_class
     return plain
+
+
+def declared_by(part: object, whose: str) -> dict[str, str]:
+    """The policies (`sim.policies`) that a factory, a client or a balancer declares. Raises `SutError` for what is
+    none."""
+    found = getattr(part, ATTRIBUTE, None)
+    if found is None:
+        return {}
+    try:
+        return checked(found, whose)
+    except PolicyError as error:
+        raise SutError(str(error)) from None

@@ -6,6 +6,8 @@ They prove that the harness finds what it should: each is caught by the invarian
 import asyncio
 import dataclasses
 import random
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sim.dialects import LIMIT_KEYS
@@ -401,7 +403,7 @@ def _whatever_comes(call: "asyncio.Future[Any]") -> "asyncio.Future[Any]":
 class Planted(NamedTuple):
     """A planted bug: the invariant that must catch it, and what it puts in the place of the known-good parts.
 
-    `most_sessions`: of the case that it shrinks to, where two do not show it.
+    `most_sessions`: of the case that it shrinks to, where two do not show it. `policies`: those that it declares.
     """
 
     invariant: str
@@ -410,6 +412,7 @@ class Planted(NamedTuple):
     make_server: MakeServer = SimulatedServer
     most_sessions: int = 2
     trainer: Trainer = Trainer()
+    policies: Mapping[str, str] = MappingProxyType({})
 
 
 class SetPickingBalancer(LeastLoadedBalancer):
@@ -425,6 +428,7 @@ PLANTED: dict[str, Planted] = {
     "stingy": Planted("B2", StingyClient),
     "writes-limit": Planted("B4", LimitWritingClient),
     "asks-for-nothing": Planted("B6", AskingForNothingClient),
+    "budget-anew": Planted("B7", policies={"budget": "trajectory"}),
     "silent-fallback": Planted("B8", SilentFallbackClient),
     "deaf-server": Planted("B10", make_server=deaf_server),
     "fails-siblings": Planted("B5", SiblingFailingClient),

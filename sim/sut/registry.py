@@ -1,13 +1,16 @@
 """SUT names and what they stand for."""
 
+import dataclasses
 import difflib
 import textwrap
 import weakref
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from sim.registry import import_from_here
 from sim.sut.framework import Sut
 from sim.sut.frameworks import FRAMEWORKS
-from sim.sut.interface import Factory, SutError
+from sim.sut.interface import Factory, SutError, declared_by
 from sim.sut.reference.adapter import CLEAN, REFERENCE
 from sim.sut.verl.adapter import VERL
 
@@ -22,9 +25,10 @@ def builtin_names() -> list[str]:
 _loaded: "weakref.WeakValueDictionary[int, Sut]" = weakref.WeakValueDictionary()
 
 
-def load_sut(name: str) -> Sut:
-    """The SUT of that name. Raises `SutError`: the known names and the closest, or why it cannot be imported."""
-    sut = _load(name)
+def load_sut(name: str, flags: Mapping[str, str] = MappingProxyType({})) -> Sut:
+    """The SUT of that name, judged by these policies against its own. Raises `SutError`: the known names and the
+    closest, or why it cannot be imported."""
+    sut = dataclasses.replace(_load(name), flags=flags)
     _loaded[id(sut)] = sut
     return sut
 
@@ -53,7 +57,7 @@ def sut_of(name: str, factory: Factory) -> Sut:
     framework = FRAMEWORKS.find(shape)
     if framework is None:
         raise SutError(f"SUT {name!r}: {FRAMEWORKS.unknown(shape)}")
-    return Sut(name, name, factory, framework)
+    return Sut(name, name, factory, framework, declared=declared_by(factory, f"the factory of SUT {name!r}"))
 
 
 def _unknown(name: str) -> SutError:

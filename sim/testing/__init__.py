@@ -1,11 +1,12 @@
 """For test suites: the pytest plugin behind `pytest properties/`, and what other projects' tests can use.
 
-Options: `--sut NAME` (repeatable), `--worlds N`, `--kind KIND` (repeatable), `--search-seed K`. The plugin loads with
+Options: `--sut NAME` (repeatable), `--worlds N`, `--kind KIND` (repeatable), `--only B1,R7`, `--skip R1`,
+`--policy KEY=VALUE` (repeatable), `--waivers FILE`, `--search-seed K`. The plugin loads with
 every pytest run, so it imports nothing heavy until a fixture is used.
 """
 
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,14 @@ from sim.invariants.kinds import KINDS
 
 if TYPE_CHECKING:
     from sim.search.campaign import Campaign
+    from sim.search.find import Known
     from sim.sut.framework import Sut
+    from sim.testing.waiver_file import Waiver
 
 DEFAULT_WORLDS = 600
+WAIVERS = "rollcage-waivers.toml"
+"""Read from the folder of the run, where it is there."""
+
 GATE_SEED = 20_260_829
 """A gate gives the same verdict every time: a fixed seed, a fixed number of worlds."""
 
@@ -36,19 +42,56 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--worlds", type=_positive, default=DEFAULT_WORLDS, help="worlds for each SUT and kind (%(default)s)"
     )
     group.addoption("--kind", action="append", default=[], choices=KINDS, help="which invariants; repeatable")
+    group.addoption("--only", action="append", default=[], metavar="B1,R7", help="invariants to look for; repeatable")
+    group.addoption("--skip", action="append", default=[], metavar="R1", help="invariants to leave out; repeatable")
+    group.addoption("--policy", action="append", default=[], metavar="KEY=VALUE", help="judge by it; repeatable")
+    group.addoption(
+        "--waivers", type=Path, default=None, metavar="FILE", help=f"violations that are waived ({WAIVERS})"
+    )
     group.addoption("--search-seed", type=int, default=GATE_SEED, help="seed of the search (fixed: a gate)")
 
 
 @pytest.fixture(scope="session")
 def named_suts(pytestconfig: pytest.Config) -> "list[Sut]":
     """The SUTs named with --sut; none: the built-in ones prove the harness."""
+    from sim.policies import PolicyError, parsed
     from sim.sut.interface import SutError
     from sim.sut.registry import load_sut
 
     try:
-        return [load_sut(name) for name in pytestconfig.getoption("--sut")]
-    except SutError as error:
+        flags = parsed(pytestconfig.getoption("--policy"))
+        return [load_sut(name, flags) for name in pytestconfig.getoption("--sut")]
+    except (SutError, PolicyError) as error:
         pytest.exit(f"error: {error}", returncode=2)
+
+
+@pytest.fixture(scope="session")
+def numbers_chosen(pytestconfig: pytest.Config) -> "tuple[str, ...]":
+    """The invariants that --kind, --only and --skip leave."""
+    from sim.invariants.table import chosen, with_numbers
+
+    only, skip = ([each for text in pytestconfig.getoption(name) for each in text.split(",")] for name in _CHOOSING)
+    try:
+        with_numbers([*only, *skip])
+    except ValueError as error:
+        pytest.exit(f"error: {error}", returncode=2)
+    return chosen(pytestconfig.getoption("--kind") or KINDS, only, skip)
+
+
+@pytest.fixture(scope="session")
+def waivers(pytestconfig: pytest.Config) -> "list[Waiver]":
+    """What is waived, by --waivers or the file that is there."""
+    from sim.testing.waiver_file import WaiverError, read_waivers
+
+    given: Path | None = pytestconfig.getoption("--waivers")
+    path = given or pytestconfig.invocation_params.dir / WAIVERS
+    try:
+        return read_waivers(path) if given is not None or path.exists() else []
+    except WaiverError as error:
+        pytest.exit(f"error: {error}", returncode=2)
+
+
+_CHOOSING = ("--only", "--skip")
 
 
 def search(
@@ -58,7 +101,7 @@ def search(
     worlds: int = DEFAULT_WORLDS,
     seed: int = GATE_SEED,
     numbers: Sequence[str] | None = None,
-    known: Collection[str] = (),
+    known: "Collection[Known]" = (),
     classics: bool = True,
 ) -> "Campaign":
     """Searches `worlds` worlds for violations of a kind (or of the given invariants); the same finds every time.
@@ -92,25 +135,27 @@ def search(
     return campaign
 
 
-def known_violations(corpus: Path, sut_key: str) -> set[str]:
-    """The invariants that a SUT is known to violate: those that a kept case expects of it."""
+def known_violations(corpus: Path, sut: "Sut") -> set[tuple[str, str]]:
+    """What a SUT is known to violate, by number and what it is about: what a kept case expects of it, and shows."""
     from sim import corpus as kept
+    from sim.verdicts import judged
 
-    entries = [kept.read(path) for path in sorted(corpus.glob("*.json"))]
-    return {number for entry in entries for number in entry.expected.get(sut_key, ())}
+    known: set[tuple[str, str]] = set()
+    for path in sorted(corpus.glob("*.json")):
+        entry = kept.read(path)
+        expected = entry.expected.get(sut.key)
+        if expected:
+            violations = judged(entry.case, sut, expected).violations
+            known |= {(each.invariant, each.about) for each in violations}
+    return known
 
 
-def assert_only_known(campaign: "Campaign", known: Iterable[str]) -> None:
-    """Fails with the explained world for each find whose invariant is not among the known ones."""
+def assert_nothing_found(campaign: "Campaign") -> None:
+    """Fails with the explained world for each find."""
     from sim.report.world import find_report
     from sim.verdicts import judged
 
-    allowed = set(known)
     told: set[str] = set()
-    reports = [
-        find_report(judged(find.case, campaign.sut), find, told)
-        for find in campaign.finds
-        if find.invariant not in allowed
-    ]
+    reports = [find_report(judged(find.case, campaign.sut), find, told) for find in campaign.finds]
     if reports:
         pytest.fail("\n\n".join(reports), pytrace=False)

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from sim.budget import returned_tokens, turn_budget_tokens, used_before_tokens
+from sim.budget import allowance, returned_tokens
 from sim.case import Case
 from sim.clock import NS_PER_S, to_ns
 from sim.events import Cancelled, Decoded, Ended, Event, FaultFired, VersionChanged
 from sim.faults import WeightUpdate
 from sim.ledger import Attempt, SessionRecord, TurnRecord
+from sim.policies import in_force
 from sim.tokens import first_token
 from sim.trace import Trace
 
@@ -236,10 +237,8 @@ def _turn_pieces(
     case: Case, trace: Trace, session: int, turn: TurnRecord, stretches: list[_Stretch]
 ) -> Iterator[Piece]:
     prompt_tokens = turn.started.prompt_tokens
-    budget = turn_budget_tokens(case, session)
-    limit: int | None = None
-    if budget is not None:
-        limit = prompt_tokens + max(0, budget - used_before_tokens(case, trace.ledger, session, turn))
+    allowed = allowance(case, trace.ledger, session, turn, in_force(case.policies, {}))
+    limit = None if allowed is None else prompt_tokens + max(0, allowed.left_tokens)
     kept = _kept_ranges(case, trace.ledger.sessions[session], session, turn)
     dropped = _is_dropped(case, trace, session, turn)
     returned = turn.ended is not None and turn.ended.outcome == "ok"
@@ -310,7 +309,7 @@ def _is_dropped(case: Case, trace: Trace, session: int, turn: TurnRecord) -> boo
         return False
     returned = turn.ended is not None and turn.ended.outcome == "ok"
     tokens = returned_tokens(turn) if returned else turn.decoded_tokens
-    budget = turn_budget_tokens(case, session)
-    left = None if budget is None else budget - used_before_tokens(case, trace.ledger, session, turn) - tokens
+    allowed = allowance(case, trace.ledger, session, turn, in_force(case.policies, {}))
+    left = None if allowed is None else allowed.left_tokens - tokens
     room = case.server.rules.room_tokens(case.budget, turn.started.prompt_tokens + tokens)
     return (left is None or left > 0) and room > 0

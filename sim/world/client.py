@@ -12,7 +12,7 @@ from sim.case import Case
 from sim.events import TurnEnded, TurnStarted, spelled, without_addresses
 from sim.servers.port import Clock
 from sim.sut.framework import Sut
-from sim.sut.interface import Client, Context, SutError
+from sim.sut.interface import Client, Context, SutError, declared_by
 from sim.tokens import Tokens, ids_as_runs, log_probs_as_runs
 from sim.trace import MOST_RAISED_KEPT, Trace
 from sim.transport import wire
@@ -145,6 +145,14 @@ class Parties:
         self._network = network
         self._registered: Handle | None = None
         self.client = self._make_client()
+
+    def declared(self) -> dict[str, str]:
+        """The policies that are declared: a balancer's, then its client's, then those of the factory that has put them
+        together, and before all of them what whoever runs it says."""
+        sut = self._sut
+        said = declared_by(self.port.balancer, f"the balancer of SUT {sut.name!r}")
+        said |= declared_by(self.client, f"the client of SUT {sut.name!r}")
+        return {**sut.framework.policies, **said, **sut.declared, **sut.flags}
 
     def _register(self, balancer: Any) -> Handle:
         self.port = BalancerPort(balancer, self._sut.framework.balancer, list(self._servers))

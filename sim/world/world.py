@@ -159,6 +159,8 @@ class World:
         names = [f"replica-{replica}" for replica in range(case.replicas)]
         parties = self._parties = Parties(case, self.sut, dict(zip(names, handles, strict=True)), network)
         trace.factory_raised = parties.factory_raised
+        trace.declared = parties.declared()
+        trace.first_loads = parties.port.shown()[0]
         self._client_takes_runs = takes_runs(parties.client)
         client = ObservedClient(case, self.sut, parties.client, loop, trace, model)
         sessions = self._sessions = Sessions(case, client, loop, trace, framework.make_params)

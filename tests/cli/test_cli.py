@@ -333,7 +333,9 @@ PICKY = "context.config.actor_rollout_ref.rollout.response_length + 1\nreturn Cl
 
 def test_a_factory_that_raises_over_a_config_that_is_odd_on_purpose_is_a_finding(client, tmp_path):
     name = client(GOOD, PICKY)
-    code, out, err = rollcage("hunt", "--sut", name, "--worlds", 60, "--seed", 1, "--save", tmp_path / "finds")
+    code, out, err = rollcage(
+        "hunt", "--sut", name, "--worlds", 60, "--seed", 1, "--skip", "B7", "--save", tmp_path / "finds"
+    )
     assert (code, err) == (1, "")
     head, told = out.split("\n\n", 1)
     assert head.startswith(f"{name}: A9  (60 worlds")

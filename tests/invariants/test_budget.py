@@ -95,8 +95,8 @@ def test_b1_at_its_edge(tokens, broken):
 
 @pytest.mark.parametrize(("policy", "broken"), [("turn", False), ("trajectory", True)])
 def test_b1_counts_earlier_turns_and_tools_only_under_policy_trajectory(policy, broken):
-    case = Case(Budget(8, 10, 64, policy=policy), (Session(2, (Turn(4, 1), Turn(6))),))
-    violations = check("B1", case, run_world(case, load_sut(CLEAN)))
+    case = Case(Budget(8, 10, 64), (Session(2, (Turn(4, 1), Turn(6))),))
+    violations = check("B1", case, run_world(case, load_sut(CLEAN, {"budget": policy})))
     assert violations == (
         ["session 0 turn 1 decoded 11 tokens against a budget of 10 (trajectory): 5 tokens used before, then 6 of 10"]
         if broken

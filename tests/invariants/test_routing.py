@@ -13,6 +13,7 @@ from sim.faults import AbortAll, AddReplica, AfterTokens, AtTime, CancelClient, 
 from sim.invariants.judging import judge
 from sim.invariants.routing import chance_of
 from sim.invariants.routing_log import RoutingWatch
+from sim.policies import in_force
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.trace import Trace
@@ -123,7 +124,7 @@ def log(*messages, replicas=2, sessions=4, outcome="ok", reason="done", **settin
     """What the invariants say of these messages; every session has one turn, which ended."""
     case = Case(BUDGET, (ONE,) * sessions, replicas=replicas, **settings)
     trace = Trace(sessions, ROLES)
-    watch = RoutingWatch(case)
+    watch = RoutingWatch(case, in_force(case.policies, {}))
     for message in messages:
         trace.add(message)
         watch.handle(message, ROLES[message.kind])

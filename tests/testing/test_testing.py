@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from sim import corpus
-from sim.case import Budget, Case, Session
-from sim.search.campaign import Campaign, Find
+from sim.case import Budget, Case, Limit, Session
+from sim.search.campaign import Campaign
+from sim.search.find import Find
 from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import CLEAN, load_sut, sut_of
-from sim.testing import assert_only_known, known_violations, search
+from sim.testing import assert_nothing_found, known_violations, search
+from sim.testing.waiver_file import WaiverError, read_waivers
 
 pytest_plugins = ["pytester"]
 
@@ -37,6 +39,8 @@ def properties(pytester, monkeypatch):
         plugged="from sim.sut.reference.client import DeferredClient, PinnedClient\n"
         "def bad(context):\n    return DeferredClient(context.config, context.balancer)\n"
         "def clean(context):\n    return PinnedClient(context.config, context.balancer)\n"
+        "clean.rollcage_policies = {'budget': 'turn'}\n"
+        "def plain(context):\n    return clean(context)\n"
         "def broken(context):\n    return None\n"
     )
     pytester.makeini("[pytest]\naddopts = --import-mode=importlib\n")
@@ -112,9 +116,9 @@ def test_search_reports_what_the_known_ones_leave(short_shrinks):
     everything = {find.invariant for find in campaign.finds}
     again = search(load_sut("reference:deferred"), "budget", worlds=60, seed=1, known=everything)
     assert everything <= again.seen
-    assert_only_known(campaign, everything)
+    assert_nothing_found(again)
     with pytest.raises(pytest.fail.Exception, match="violated: "):
-        assert_only_known(campaign, ())
+        assert_nothing_found(campaign)
 
 
 def test_a_search_in_which_nothing_happens_says_so():
@@ -142,14 +146,65 @@ def test_a_fault_of_the_harness_is_raised_with_its_case(monkeypatch):
 def test_a_find_of_d1_is_explained_by_what_was_seen():
     find = Find("D1", "two runs differ", Case(Budget(4, 10, 64), (Session(4),)))
     with pytest.raises(pytest.fail.Exception, match="two runs differ"):
-        assert_only_known(Campaign(load_sut(CLEAN), 0, finds=[find]), ())
+        assert_nothing_found(Campaign(load_sut(CLEAN), 0, finds=[find]))
 
 
-def test_known_are_the_violations_that_a_kept_case_expects(tmp_path):
-    case = Case(Budget(4, 10, 64), (Session(4),))
-    corpus.write(tmp_path / "a.json", corpus.Entry(expected={"mine": ["B1"], "other": ["R1"]}, case=case))
-    corpus.write(tmp_path / "b.json", corpus.Entry(expected={"mine": ["B6"]}, case=case))
-    assert known_violations(tmp_path, "mine") == {"B1", "B6"}
+LIMIT_0 = Case(Budget(4, 10, 64), (Session(4, limit=Limit("max_tokens", 0)),))
+
+
+def test_known_is_what_a_kept_case_expects_and_shows(tmp_path):
+    asking = load_sut("reference:asks-for-nothing")
+    corpus.write(tmp_path / "a.json", corpus.Entry(expected={asking.key: ["B6"], "other": ["R1"]}, case=LIMIT_0))
+    corpus.write(tmp_path / "b.json", corpus.Entry(expected={asking.key: []}, case=LIMIT_0))
+    known = known_violations(tmp_path, asking)
+    assert known == {("B6", "asks for nothing")}
+    assert known_violations(tmp_path, load_sut(CLEAN)) == set()
+
+
+def test_what_is_known_hides_nothing_else_of_its_number():
+    asking = load_sut("reference:asks-for-nothing")
+    assert search(asking, "budget", worlds=60, numbers=("B6",), known={("B6", "budget used up")}).finds
+    assert not search(asking, "budget", worlds=60, numbers=("B6",), known={"B6"}).finds
+
+
+def test_a_waived_violation_is_known_and_a_waiver_that_is_not_needed_turns_the_run_red(properties, pytester):
+    corpus.write(pytester.path / "found.json", corpus.Entry(case=LIMIT_0))
+    waiver = '[[waiver]]\ninvariant = "B6"\nsut = "{}"\ncase = "found.json"\nreason = "old"\n'
+    arguments = ("--worlds", "5", "--only", "B6", "--waivers", "waivers.toml", "-k", "waiver or found")
+    (pytester.path / "waivers.toml").write_text(waiver.format("reference:asks-for-nothing"))
+    assert properties("--sut", "reference:asks-for-nothing", *arguments).ret == 0
+    (pytester.path / "waivers.toml").write_text(waiver.format("plugged:clean"))
+    red = properties("--sut", "plugged:clean", *arguments)
+    assert red.ret == 1
+    red.stdout.fnmatch_lines(["*its case no longer fails: B6 of plugged:clean*"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[waiver]]\ninvariant = 'B6'\n", "case, invariant, reason, sut are needed"),
+        ("[[waiver]]\ninvariant = 'B66'\nsut = 'x'\ncase = 'c'\nreason = 'r'\n", "B66"),
+        ("[[waiver]]\ninvariant = 'B6'\nsut = 'x'\ncase = 'c'\nreason = ''\n", "reason is ''"),
+        ("[[waiver]]\ninvariant = 'B6'\nsut = 'x'\ncase = 'c'\nreason = 'r'\n", "there is no case"),
+        ("[waivers]\n", "[[waiver]] are needed"),
+        ("nonsense", "cannot be read"),
+    ],
+)
+def test_waivers_that_cannot_be_used_say_why(tmp_path, text, message):
+    (tmp_path / "waivers.toml").write_text(text)
+    with pytest.raises(WaiverError) as caught:
+        read_waivers(tmp_path / "waivers.toml")
+    assert message in str(caught.value)
+
+
+def test_only_and_skip_and_policy_choose_what_the_gate_judges(properties):
+    gate = ("--sut", "plugged:plain", "--worlds", "30", "-k", "found")
+    assert properties(*gate).ret == 1  # B7: no cap is declared
+    for arguments in (("--skip", "B7"), ("--only", "B1,B6"), ("--policy", "turn")):
+        assert properties(*gate, *arguments).ret == 0
+    wrong = properties("--sut", "plugged:clean", "--policy", "routing=best")
+    assert wrong.ret == 2
+    assert "policy routing is 'best' (allowed are least-loaded" in wrong.stdout.str() + wrong.stderr.str()
 
 
 @pytest.fixture

@@ -13,9 +13,13 @@ CLEAN = "reference:pinned"
 def _load(name: str) -> Sut:
     planted = Planted("") if name == CLEAN else PLANTED[name.partition(":")[2]]
     framework = dataclasses.replace(REFERENCE, trainer=planted.trainer)
-    return Sut(name, name, factory(planted), framework, planted.make_server)
+    return Sut(name, name, factory(planted), framework, planted.make_server, planted.policies)
 
 
 REFERENCE = dataclasses.replace(
-    VERL, name="reference", suts=(CLEAN, *(f"reference:{name}" for name in PLANTED)), load=_load
+    VERL,
+    name="reference",
+    suts=(CLEAN, *(f"reference:{name}" for name in PLANTED)),
+    load=_load,
+    policies={"budget": "turn"},
 )
