@@ -17,6 +17,10 @@ from sim.verdicts import judged
 DATA = Path(__file__).parent / "data"
 
 
+LATER = {"B5", "B7", "L1", "L3", "A3", "A4", "A8", "A10", "S1", "W1"}
+"""Invariants that there were not when the cases were kept."""
+
+
 def folder(number):
     """The kept cases as a version of that format wrote them, which nobody changes."""
     return DATA / f"corpus-format-{number}"
@@ -33,8 +37,9 @@ def shown(path):
     found = {}
     for name in builtin_names():
         if name in entry.expected:
-            run = judged(entry.case, load_sut(name))
-            violated = sorted({violation.invariant for violation in run.violations})
+            # A case said by itself what a budget is then; today a client's own word comes first.
+            run = judged(entry.case, load_sut(name, {"budget": entry.case.budget.policy}))
+            violated = sorted({violation.invariant for violation in run.violations} - LATER)
             found[name] = {"digest": None if "D1" in violated else run.trace.digest(), "violated": violated}
     return found
 

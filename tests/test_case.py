@@ -174,7 +174,7 @@ FAULT = {"fault": "abort_all", "at": {"on": "time", "time_s": 0}, "replica": 0}
         (
             ("budget", "policy"),
             "both",
-            "Invalid enum value 'both' - at `$.budget.policy` (allowed are 'trajectory', 'turn'",
+            "Invalid enum value 'both' - at `$.budget.policy` (allowed are 'trajectory', 'trajectory-assistant', 't",
         ),
         (("sessions",), [], "Expected `array` of length >= 1 - at `$.sessions` (it is list)"),
         (("sessions",), 3, "Expected `array`, got `int` - at `$.sessions` (it is 3)"),

@@ -52,6 +52,9 @@ def warns_once(context):
     return WarnsOnce(context.config, context.balancer)
 
 
+warns_once.rollcage_policies = {"budget": "turn"}
+
+
 class WarnsOfNull(PinnedClient):
     def report_fallback(self, configured):
         if configured is None:

@@ -154,10 +154,14 @@ def rule_of(routing: str, replicas: int) -> RoutingRule:
 
 
 class Excused:
-    """Which sessions may leave a replica that lives: those with a request that has not been answered well, and those
-    that go back to where they were."""
+    """Which sessions may leave a replica that lives: those with a request that has not been answered well, or had not
+    when they asked to leave, and those that go back to where they were.
 
-    def __init__(self) -> None:
+    `message_ns`: for how long a message to the balancer is under way.
+    """
+
+    def __init__(self, message_ns: int) -> None:
+        self._message_ns = message_ns
         self.visited: dict[int, set[int]] = {}
         self._unanswered: dict[int, int] = {}
         """Requests under way, with their session."""
@@ -167,17 +171,23 @@ class Excused:
         """How many requests of a session are under way."""
         self._failed: set[int] = set()
         """Sessions whose last answer was none that they wanted."""
+        self._answered_ns: dict[int, int] = {}
+        """When sessions had their last answer."""
 
     def visit(self, session: int, replica: int) -> None:
         self.visited.setdefault(session, set()).add(replica)
 
-    def may_move(self, session: int, replica: int) -> bool:
-        return bool(self._open.get(session) or session in self._failed or replica in self.visited.get(session, ()))
+    def may_move(self, session: int, replica: int, now_ns: int) -> bool:
+        if self._open.get(session) or session in self._failed or replica in self.visited.get(session, ()):
+            return True
+        answered_ns = self._answered_ns.get(session)
+        return answered_ns is not None and answered_ns >= now_ns - self._message_ns
 
     def forget(self, session: int) -> None:
         self.visited.pop(session, None)
         self._open.pop(session, None)
         self._failed.discard(session)
+        self._answered_ns.pop(session, None)
 
     def book(self, event: Event) -> None:
         match event:
@@ -191,6 +201,7 @@ class Excused:
                 well = self._ended_well.pop(event.request, False)
                 if session is None:
                     return
+                self._answered_ns[session] = event.t_ns
                 if self._open.get(session):
                     self._open[session] -= 1
                 if well and isinstance(event, Delivered):

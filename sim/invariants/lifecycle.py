@@ -126,7 +126,7 @@ def check_refusals(evidence: Evidence) -> Iterator[Violation]:
             continue
         refusals: Counter[tuple[int, str, str | None]] = Counter()
         for attempt in turn.attempts:
-            if attempt.lost is None and attempt.ended and attempt.ended[-1].outcome == "error":
+            if attempt.lost is None and attempt.ended and attempt.ended[-1].outcome in ("error", "ill-formed"):
                 refusals[attempt.sent.prompt_tokens, repr(attempt.sent.limits), attempt.ended[-1].error] += 1
         for (prompt_tokens, limits, error), times in refusals.items():
             if times > MOST_SAME_REFUSALS:

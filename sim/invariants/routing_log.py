@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from sim.case import Case
+from sim.clock import to_ns
 from sim.events import Awaited, Message
 from sim.invariants.balancer_truth import Acquire, BalancerTruth
 from sim.invariants.choosing import Choice, Excused, rule_of
@@ -90,7 +91,9 @@ class RoutingWatch:
         self._policies = policies
         self._may_move = policies.sticky == "no"
         self._draws_each_time = self._may_move and policies.routing == "round-robin"
-        self.excused = Excused() if policies.sticky == "fail-over" or policies.hedged == "yes" else None
+        self.excused: Excused | None = None
+        if policies.sticky == "fail-over" or policies.hedged == "yes":
+            self.excused = Excused(to_ns(case.transport.balancer_delay_s))
         """To be told of requests, where that is judged."""
         self._rule = rule_of(policies.routing, case.replicas)
         self._epoch = 0
@@ -133,7 +136,7 @@ class RoutingWatch:
         if message.error is None and role is not None and role != "release":
             if role == "acquire":
                 if message.session is not None and message.replicas:
-                    self._look_at_choice(number, message.session, message.replicas[0])
+                    self._look_at_choice(number, message.session, message.replicas[0], message.t_ns)
             else:
                 self._change_members(message, role)
         truth.handle(message, role)
@@ -156,7 +159,7 @@ class RoutingWatch:
     def _find(self, invariant: str, text: str, session: int | None, number: int) -> None:
         self.log.found[invariant].append(Violation(invariant, text, session, number))
 
-    def _look_at_choice(self, number: int, session: int, replica: int) -> None:
+    def _look_at_choice(self, number: int, session: int, replica: int, now_ns: int) -> None:
         """Whether a session may be sent to a replica, as things stand before it is."""
         truth = self.truth
         known = truth.session_replica.get(session)
@@ -168,7 +171,7 @@ class RoutingWatch:
             bound = not self._may_move and truth.is_bound(session)
         excused, left = False, frozenset[int]()
         if self.excused is not None:
-            excused = self.excused.may_move(session, replica)
+            excused = self.excused.may_move(session, replica, now_ns)
             left = frozenset(self.excused.visited.get(session, ()))
             self.excused.visit(session, replica)
         if replica not in truth.registered:
@@ -176,7 +179,7 @@ class RoutingWatch:
                 what = "had been removed" if self._policies.removal == "at once" else "drains, and it was not there"
                 self._find("R5", f"session {session} was sent to replica {replica}, which {what}", session, number)
             self._rule.begin_anew()
-        elif replica == known and not self._draws_each_time:
+        elif (replica == known or replica in left) and not self._draws_each_time:
             if not bound:  # who stays where it was has not chosen, or has chosen well
                 self._rule.begin_anew()
         elif bound and not excused:

@@ -10,7 +10,8 @@ from sim.ledger import TurnRecord
 
 def check_siblings(evidence: Evidence) -> Iterator[Violation]:
     """Whether a call failed with what a server had told another session's, and sessions that ask alike were sent with
-    the same limit at first: what a client keeps for all of its calls, one of them may spoil for the others."""
+    the same limit at first: what a client keeps for all of its calls, one of them may spoil for the others. Compared
+    are the sessions that are judged together."""
     yield from _failed_with_another(evidence)
     yield from _limited_by_another(evidence)
 

@@ -31,8 +31,8 @@ def numbers_of(kinds: Collection[str]) -> tuple[str, ...]:
 
 
 def chosen(kinds: Collection[str], only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[str, ...]:
-    """The numbers of these kinds that are among `only`, if any is, and not among `skip`. Those that only warn have to be
-    asked for."""
+    """The numbers of these kinds that are among `only`, if any is, and not among `skip`. Those that only warn are there
+    where they are asked for."""
     asked_for = only or numbers_of(kinds)
     return tuple(
         number

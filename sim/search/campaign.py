@@ -31,6 +31,7 @@ from sim.case import Case
 from sim.invariants.table import INVARIANTS
 from sim.invariants.violation import Violation
 from sim.search.afar import Afar
+from sim.search.draws import from_the_seed_alone
 from sim.search.find import Find, Known, size_of
 from sim.search.schedules import MORE_FOR_A_RACE, under_schedules
 from sim.search.shrink import shrink_schedule, shrink_world
@@ -209,9 +210,10 @@ class _Search:
         return [each for each in found if not self._is_set_aside(each, case)]
 
     def _is_set_aside(self, violation: Violation, case: Case) -> bool:
-        """Whether a violation is not to be looked for: a warning, which is noted, or one that is known."""
+        """Whether a violation is not to be looked for: a warning, which is noted, or one that is known. What only warns
+        is looked for where it was asked for."""
         number, campaign = violation.invariant, self.campaign
-        if violation.severity == "warning":
+        if violation.severity == "warning" and INVARIANTS[number].severity == "violation":
             before = campaign.warnings.get(number)
             if before is None or size_of(case) < size_of(before.case):
                 campaign.warnings[number] = Find(number, violation.message, case)
@@ -405,7 +407,8 @@ def _generate_and_shrink(search: _Search, strategy: st.SearchStrategy[Case]) -> 
         search.probe(case)
 
     try:
-        look()
+        with from_the_seed_alone():
+            look()
     except (_Hit, _Stop):
         pass
     except hypothesis.errors.Flaky as error:

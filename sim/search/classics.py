@@ -46,8 +46,14 @@ CLASSICS = (
     # Responses that are cut and resumed
     Classic(
         "one session, one abort",
-        ("B1", "B2", "A1", "A2", "A9", "V1"),
+        ("B1", "B2", "L1", "L3", "A1", "A2", "A9", "V1"),
         Case(_BUDGET, (Session(2),), (AbortAll(AfterTokens(0, 6), 0),)),
+    ),
+    Classic("a natural end", ("A10",), Case(_BUDGET, (Session(2, (Turn(3),)),))),
+    Classic(
+        "an abort that is not resumed",
+        ("A10",),
+        Case(_BUDGET, (Session(2),), (AbortAll(AfterTokens(0, 6), 0),), partial_rollout=False),
     ),
     Classic(
         "an abort before the first token",
@@ -70,7 +76,7 @@ CLASSICS = (
     Classic("turns that fill a trajectory", ("B7",), Case(_BUDGET, (Session(2, (Turn(6, 1), Turn())),))),
     Classic(
         "two replicas and a weight update",
-        ("B1", "S2"),
+        ("B1", "S1", "S2"),
         Case(Budget(40, 20), (Session(36), Session(36)), (WeightUpdate(AfterTokens(0, 8)),), replicas=2),
     ),
     Classic(
@@ -149,7 +155,7 @@ CLASSICS = (
     Classic(
         # What is released twice for the first is taken from the second, which is at work.
         "one of two cancelled while it decodes",
-        ("R3",),
+        ("R3", "W1"),
         Case(_ROUTING_BUDGET, (Session(1), Session(1)), (CancelClient(AfterTokens(0, 4), 0),)),
     ),
     Classic(

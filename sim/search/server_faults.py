@@ -6,7 +6,6 @@ from typing import get_args
 from hypothesis import strategies as st
 
 from sim.faults import (
-    AtTime,
     CrashReplica,
     DelayAnswer,
     FailControl,
@@ -20,7 +19,7 @@ from sim.faults import (
 from sim.faults.stage import ControlCall
 
 MakeTrouble = Callable[[When, int, int], tuple[Fault, ...]]
-"""Makes it for a time, a number of sessions and a number of replicas; a failing control call comes with an update."""
+"""Makes it for a time, a number of sessions and a number of replicas; a control call fails everywhere, with an update."""
 
 ONE_IN = 4
 """Worlds that have any."""
@@ -47,7 +46,8 @@ def _trouble(drawn: tuple[int, int, int]) -> MakeTrouble:
             case 4:
                 return (RollingUpdate(when, float(variant % 2), 3.0 if variant // 2 else 1.0),)
         call, is_done = _CALLS[kind - 5], variant == 3
-        return FailControl(AtTime(0.0), replica, call, 1 + (variant == 2), is_done), WeightUpdate(when)
+        everywhere = [FailControl(when, each, call, 1 + (variant == 2), is_done) for each in range(replicas)]
+        return *everywhere, WeightUpdate(when)  # in this order, at the same time
 
     return make
 

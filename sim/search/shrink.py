@@ -58,6 +58,8 @@ def _smaller(case: Case) -> Iterator[Case]:
     data = to_builtins(case)
     for index in range(len(case.sessions)):
         yield from _valid(_without_session(data, index))
+    for index in range(case.replicas):
+        yield from _valid(_without_replica(data, index))
     for path in _paths(data):
         if path[0] not in ("format", "schedule"):
             for changed in _reduced(data, path):
@@ -85,6 +87,20 @@ def _without_session(data: dict[str, Any], gone: int) -> dict[str, Any]:
     sessions = [moved(session) for index, session in enumerate(data["sessions"]) if index != gone]
     faults = [fault for fault in map(moved, data.get("faults", ())) if fault is not None]
     return {**data, "sessions": sessions, "faults": faults}
+
+
+def _without_replica(data: dict[str, Any], gone: int) -> dict[str, Any]:
+    """Faults of the one that is gone are those of the first that is left."""
+
+    def moved(fault: Any) -> Any:
+        out = dict(fault)
+        if isinstance(out.get("replica"), int):
+            out["replica"] = max(0, out["replica"] - (out["replica"] >= gone))
+        if isinstance(out.get("replicas"), list):
+            out["replicas"] = sorted({max(0, each - (each >= gone)) for each in out["replicas"]})
+        return out
+
+    return {**data, "replicas": data.get("replicas", 1) - 1, "faults": [moved(each) for each in data.get("faults", ())]}
 
 
 Path = tuple[Any, ...]

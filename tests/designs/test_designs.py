@@ -12,20 +12,16 @@ from tests.designs.designs import DESIGNS
 WORLDS = 100
 """Of each of the two kinds of worlds; a script runs thousands."""
 
-NEVER_AWAITED = pytest.mark.xfail(reason="async methods of a balancer are not awaited", strict=False)
-
-NAMES = [pytest.param(name, marks=NEVER_AWAITED) if name == "async-methods" else name for name in DESIGNS]
-
 
 @pytest.mark.parametrize("kind", ["budget", "routing"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DESIGNS)
 def test_a_right_design_is_clean_under_its_policies(name, kind):
     sut = sut_of(name, DESIGNS[name].right)
     campaign = search(sut, kind, worlds=WORLDS, numbers=numbers_of(list(STRATEGIES)), seed=7)
     assert [(find.invariant, find.message) for find in campaign.finds] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DESIGNS)
 def test_its_wrong_variant_is_caught(name, monkeypatch):
     monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 0)
     monkeypatch.setattr(campaign_module, "MOST_RACE_WORLDS", 0)

@@ -110,9 +110,11 @@ def test_nor_by_how_many_sessions_are_judged_together(case, sut, repeat, sitting
     case = replace(case, repeat=repeat)
     trace = run_world(case, load_sut(sut) if isinstance(sut, str) else sut)
     often, once = (findings_of(case, trace, each) for each in (sitting_events, AT_THE_END))
+    for findings in (often, once):
+        del findings.counts["B5"]  # it compares sessions, those that are judged together
     assert often.counts == once.counts
     if repeat == 1:  # and all of them are kept
-        assert Counter(often.violations) == Counter(once.violations)
+        assert Counter(often.violations) <= Counter(once.violations)
 
 
 @pytest.mark.parametrize("name", CASES)

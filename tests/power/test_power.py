@@ -35,7 +35,8 @@ def test_a_planted_bug_is_found_in_a_drawn_world_which_shrinks_by_its_parts(name
     assert campaign.finds, f"{number} not found in {campaign.worlds} worlds"
 
     def fails(case):
-        return bool(judged(case, sut, [number]).violations)
+        run = judged(case, sut, [number])
+        return bool(run.violations or run.warnings)
 
     case = shrink_world(shrink_schedule(campaign.finds[0].case, sut, fails), fails)
     assert len(case.sessions) <= planted.most_sessions, dumps(case)

@@ -127,7 +127,7 @@ def test_as_json_has_the_digest_and_the_attempts():
     data = as_json(Judged(case, sut, trace, findings, (), 0))
     assert (data["digest"], data["events"]) == (trace.digest(), len(trace.events))
     assert data["attempts"][0]["grant_tokens"] == data["attempts"][0]["decoded_tokens"] == 10
-    assert data["violations"] == [{"invariant": "B1", "message": "much", "session": 0}]
+    assert data["violations"] == [{"invariant": "B1", "message": "much", "session": 0, "severity": "violation"}]
 
 
 # What the client under test did
@@ -195,7 +195,8 @@ def test_attempts_without_end_are_told_once_and_counted():
     assert lines[attempts + 1].startswith("  0        0        4       none        10 = default")
     assert lines[attempts + 2].startswith("  … ")
     assert lines[attempts + 2].endswith(" more attempts like this")
-    assert lines[attempts + 3].startswith("  decoded 10 + 10 + ")
+    assert lines[attempts + 3].endswith("never")
+    assert lines[attempts + 4].startswith("  decoded 10 + 10 + ")
     assert len(lines) < 50
     assert max(map(len, lines)) < 180
 
@@ -251,7 +252,6 @@ def test_where_no_routing_invariant_is_violated_there_are_no_messages():
     ("session", "budget", "told"),
     [
         (Session(2), Budget(4, 10), "budget 10 (response_length)"),
-        (Session(2), Budget(4, 10, policy="trajectory"), "budget 10 (response_length, of all turns)"),
         (Session(2, limit=Limit("max_tokens", 2)), Budget(4, 10), "budget 2 (the caller's max_tokens)"),
         (Session(2, limit=Limit("both", 0)), Budget(4, 10), "budget 0 (the caller's max_tokens and max_new_tokens)"),
         (
@@ -268,6 +268,11 @@ def test_where_no_routing_invariant_is_violated_there_are_no_messages():
 )
 def test_a_session_says_what_its_budget_is_and_whose(session, budget, told):
     assert f"session 0 turn 0: prompt 2 tokens; {told}\n" in report(Case(budget, (session,)), CLEAN)
+
+
+def test_a_session_says_that_its_budget_is_that_of_all_turns():
+    run = judged(Case(Budget(4, 10), (Session(2),)), load_sut(CLEAN, {"budget": "trajectory"}))
+    assert "session 0 turn 0: prompt 2 tokens; budget 10 (response_length, of all turns)\n" in world_report(run)
 
 
 def test_one_origin_of_exceptions_is_told_once():

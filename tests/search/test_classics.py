@@ -95,7 +95,7 @@ OWN = {
 
 def broken_by(case, sut):
     trace = run_world(case, sut)
-    numbers = {violation.invariant for violation in judge(case, trace)}
+    numbers = {violation.invariant for violation in judge(case, trace, INVARIANTS)}
     return numbers | ({"D1"} if check_same_digest(trace, run_world(case, sut)) else set())
 
 

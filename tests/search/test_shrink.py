@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from sim.case import Budget, Case, Limit, Schedule, Session, Transport, Turn, explicit_limit
-from sim.faults import AbortAll, AbortRequest, AfterSent, AfterTokens, AtTime, CancelClient, WeightUpdate
+from sim.faults import AbortAll, AbortRequest, AfterSent, AfterTokens, AtTime, CancelClient, RemoveReplica, WeightUpdate
 from sim.invariants.judging import judge
 from sim.report.spelled import schedule_line
 from sim.search.shrink import MOST_RUNS, shrink_schedule, shrink_world, with_schedule
@@ -118,6 +118,16 @@ def test_a_world_keeps_only_what_the_violation_needs():
 
     shrunk = shrink_world(case, fails)
     assert shrunk == Case(Budget(1, 1), (Session(4),), (AbortRequest(AfterTokens(0, 1), 0),))
+
+
+def test_the_replica_that_a_violation_needs_becomes_the_only_one():
+    faults = (RemoveReplica(AtTime(1.0), 0), RemoveReplica(AtTime(2.0), 2))
+
+    def fails(case):
+        return any(isinstance(fault, RemoveReplica) and fault.replica == case.replicas - 1 for fault in case.faults)
+
+    shrunk = shrink_world(Case(Budget(4, 4), (Session(1),), faults, 3), fails)
+    assert (shrunk.replicas, shrunk.faults) == (1, (RemoveReplica(AtTime(0.0), 0),))
 
 
 def test_a_shared_params_object_stays_with_its_owner():

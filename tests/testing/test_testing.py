@@ -61,7 +61,7 @@ def test_a_clean_factory_passes_and_nothing_of_its_own_is_skipped(properties):
     """Without a verdict of its own it may violate what the known-good client violates (a trajectory's budget)."""
     result = properties("--sut", "plugged:clean", "--worlds", "20", process_of_its_own=True)
     assert result.ret == 0
-    result.assert_outcomes(passed=len(FEW) + 2, skipped=result.parseoutcomes()["skipped"])
+    result.assert_outcomes(passed=len(FEW) + 3, skipped=result.parseoutcomes()["skipped"])
     skips = [line for line in result.outlines if line.startswith("SKIPPED")]
     assert all("planted bugs are searched when no --sut is named" in line for line in skips)
 

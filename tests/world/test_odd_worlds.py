@@ -116,10 +116,10 @@ def test_what_trtllms_server_does_to_a_limit_is_found():
 
 
 def test_pinning_each_turn_overruns_a_trajectory():
-    """What response_length limits is the Case's to say: the same client is right by the turn, wrong by the whole."""
-    for policy, found in (("turn", set()), ("trajectory", {"B1"})):
-        case = Case(Budget(4, 10, 64, policy=policy), (Session(4, (Turn(8, 1), Turn())),))
-        assert {violation.invariant for violation in judge(case, run_world(case, load_sut(CLEAN)))} == found
+    """What response_length limits is a policy: the same client is right by the turn, wrong by the whole."""
+    for policy, found in (("turn", set()), ("trajectory", {"B1", "B7"})):
+        case, sut = Case(Budget(4, 10, 64), (Session(4, (Turn(8, 1), Turn())),)), load_sut(CLEAN, {"budget": policy})
+        assert {violation.invariant for violation in judge(case, run_world(case, sut))} == found
 
 
 def test_known_good_is_good_in_a_large_world():
@@ -133,5 +133,5 @@ def test_known_good_is_good_in_a_large_world():
 
 
 def test_every_invariant_has_a_number_a_kind_and_a_sentence():
-    assert len(INVARIANTS) == 24
+    assert len(INVARIANTS) == 29
     assert all(invariant.statement.endswith(".") for invariant in INVARIANTS.values())
