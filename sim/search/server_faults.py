@@ -19,7 +19,7 @@ from sim.faults import (
 from sim.faults.stage import ControlCall
 
 MakeTrouble = Callable[[When, int, int], tuple[Fault, ...]]
-"""Makes it for a time, a number of sessions and a number of replicas; a control call fails everywhere, with an update."""
+"""Makes it for a time, so many sessions and so many replicas; a control call fails everywhere, with an update."""
 
 ONE_IN = 4
 """Worlds that have any."""
@@ -47,7 +47,8 @@ def _trouble(drawn: tuple[int, int, int]) -> MakeTrouble:
                 return (RollingUpdate(when, float(variant % 2), 3.0 if variant // 2 else 1.0),)
         call, is_done = _CALLS[kind - 5], variant == 3
         everywhere = [FailControl(when, each, call, 1 + (variant == 2), is_done) for each in range(replicas)]
-        return *everywhere, WeightUpdate(when)  # in this order, at the same time
+        # In this order, at the same time; a long pause would outlast what is at work.
+        return *everywhere, WeightUpdate(when, 0.0 if variant < 3 else 1.0)
 
     return make
 
