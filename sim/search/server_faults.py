@@ -6,6 +6,7 @@ from typing import get_args
 from hypothesis import strategies as st
 
 from sim.faults import (
+    AtTime,
     CrashReplica,
     DelayAnswer,
     FailControl,
@@ -44,7 +45,9 @@ def _trouble(drawn: tuple[int, int, int]) -> MakeTrouble:
             case 3:
                 return (CrashReplica(when, replica, 3.0 if variant // 2 else 1.0, variant % 2),)
             case 4:
-                return (RollingUpdate(when, float(variant % 2), 3.0 if variant // 2 else 1.0),)
+                if variant % 2:  # the versions differ from the first token on
+                    return (RollingUpdate(AtTime(0.0), 0.0, 30.0),)
+                return (RollingUpdate(when, 1.0, 30.0 if variant // 2 else 3.0),)
         call, is_done = _CALLS[kind - 5], variant == 3
         everywhere = [FailControl(when, each, call, 1 + (variant == 2), is_done) for each in range(replicas)]
         # In this order, at the same time; a long pause would outlast what is at work.

@@ -82,7 +82,7 @@ PLANTED: dict[str, Planted] = {
     "hides-loss": Planted("B2", LossHidingClient),
     "ends-twice": Planted("A1", make_server=twice_ending_server),
     "loses-tokens": Planted("A2", TokenLosingClient),
-    "newest-only": Planted("A2", NewestOnlyClient),
+    "newest-only": Planted("A2", NewestOnlyClient, most_sessions=4),
     "forgets-to-resume": Planted("A3", trainer=ForgetfulTrainer()),
     "ignores-failed-abort": Planted("A4", trainer=CarelessTrainer()),
     "forgets-what-it-has": Planted("L3", ForgettingClient),
