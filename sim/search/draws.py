@@ -10,19 +10,23 @@ from typing import Any
 
 from hypothesis.internal.conjecture import providers
 
+_READ = "_local_constants"
+"""What Hypothesis has nothing public for: the constants that it has read."""
+
 
 @contextmanager
 def from_the_seed_alone() -> Iterator[None]:
     """Leaves those constants out meanwhile. Versions of Hypothesis that know none (before 6.131) need nothing."""
     constants: Any = getattr(providers, "Constants", None)
     provider: Any = providers.HypothesisProvider
-    if constants is None or not hasattr(provider, "_local_constants"):
+    if constants is None or not hasattr(provider, _READ):
         yield
         return
-    usual, cache = provider._local_constants, providers.CONSTANTS_CACHE
-    provider._local_constants = constants()
+    usual, cache = getattr(provider, _READ), providers.CONSTANTS_CACHE
+    setattr(provider, _READ, constants())
     providers.CONSTANTS_CACHE = type(cache)(cache.max_size)
     try:
         yield
     finally:
-        provider._local_constants, providers.CONSTANTS_CACHE = usual, cache
+        setattr(provider, _READ, usual)
+        providers.CONSTANTS_CACHE = cache
