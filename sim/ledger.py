@@ -60,6 +60,11 @@ class Attempt:
     lost: Lost | None = None
 
     @property
+    def is_open(self) -> bool:
+        """Whether nobody has been told yet how it ended."""
+        return self.delivered is None and self.discarded is None and self.lost is None
+
+    @property
     def is_settled(self) -> bool:
         """Whether it has ended, and its answer, or what failed it, has found its caller, or none."""
         return bool(self.ended and (self.delivered or self.discarded or self.lost))
@@ -169,7 +174,7 @@ class Ledger:
     def _sent(self, event: Sent) -> None:
         assert event.request not in self._attempts, "each request is sent once"
         turn = self._turns[event.session, event.turn]
-        beside = any(not (each.delivered or each.discarded) for each in turn.attempts[-_LAST_FEW:])
+        beside = any(each.is_open for each in turn.attempts[-_LAST_FEW:])
         attempt = self._attempts[event.request] = Attempt(event, beside)
         turn.attempts.append(attempt)
 

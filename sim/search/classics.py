@@ -96,7 +96,7 @@ CLASSICS = (
         ("B5",),
         Case(_BUDGET, (Session(2), Session(2, arrival_s=1.0)), (FailRequest(AfterTokens(0, 3), 0),)),
     ),
-    Classic("an answer that is late", ("B2",), Case(_BUDGET, (Session(2),), (DelayAnswer(AtTime(0.0), 0, 90.0),))),
+    Classic("an answer that is late", ("B2", "W2"), Case(_BUDGET, (Session(2),), (DelayAnswer(AtTime(0.0), 0, 90.0),))),
     Classic("an answer that is lost", ("B2",), Case(_BUDGET, (Session(2),), (LoseAnswer(AtTime(0.0), 0),))),
     Classic("a replica that dies", ("V1",), Case(_BUDGET, (Session(2),), (CrashReplica(AfterTokens(0, 3), 0),))),
     Classic(

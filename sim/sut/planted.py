@@ -46,6 +46,7 @@ from sim.sut.bugs.failing import (
     NewestOnlyClient,
     SiblingFailingClient,
     StubbornClient,
+    TwiceAskingClient,
 )
 from sim.sut.bugs.servers import cache_keeping_server, deaf_server, stuck_gate_server, twice_ending_server
 from sim.sut.interface import Context, Factory
@@ -93,6 +94,7 @@ PLANTED: dict[str, Planted] = {
     "says-length": Planted("A10", LengthSayingClient),
     "hides-abort": Planted("A10", AbortHidingClient),
     "leaves-request": Planted("W1"),
+    "asks-twice": Planted("W2", TwiceAskingClient),
     "divides-by-tokens": Planted("A5", AveragingClient),
     "stubborn": Planted("A8", StubbornClient),
     "gives-up": Planted("A9", GivingUpClient),

@@ -159,7 +159,9 @@ class Dropping(Worker):
     """What was aborted is thrown away, and the response begins anew."""
 
     def goes_on(self, job: Job) -> bool:
+        reason = job.reason
         job.forget()
+        job.reason = reason
         return super().goes_on(job)
 
 

@@ -9,7 +9,17 @@ from msgspec.structs import replace
 from docs.examples.client import Client, Response
 from sim import corpus
 from sim.case import Budget, Case, ServerSettings, Session, Turn
-from sim.faults import AbortAll, AbortRequest, AfterTokens, AtTime, CancelClient, DelayReleases, Every, WeightUpdate
+from sim.faults import (
+    AbortAll,
+    AbortRequest,
+    AfterTokens,
+    AtTime,
+    CancelClient,
+    DelayAnswer,
+    DelayReleases,
+    Every,
+    WeightUpdate,
+)
 from sim.invariants.judging import Judge, judge
 from sim.sut.planted import PLANTED
 from sim.sut.reference.client import PinnedClient
@@ -287,6 +297,23 @@ def test_a_warning_is_a_violation_where_it_is_asked_for_by_its_number():
     trace = run_world(CANCELLED, load_sut("reference:leaves-request"))
     assert [each.severity for each in judge(CANCELLED, trace, ["W1"])] == ["warning"]
     assert judge(CANCELLED, trace) == []
+
+
+LATE = Case(Budget(4, 10), (Session(2),), (DelayAnswer(AtTime(0.0), 0, 90.0),))
+
+
+def test_two_requests_of_a_turn_at_work_are_told():
+    assert found(LATE, "reference:asks-twice")["W2"] == (
+        "session 0 turn 0 attempt 1 (replica 0) decoded 10 tokens beside attempt 0 (replica 0, 10 tokens), which had "
+        "not been answered"
+    )
+    assert found(LATE, CLEAN) == {}
+
+
+@pytest.mark.parametrize("policy", [{"hedged": "yes"}, {"sticky": "fail-over"}])
+def test_they_are_not_where_they_are_meant(policy):
+    sut = load_sut("reference:asks-twice", policy)
+    assert "W2" not in {each.invariant for each in judge(LATE, run_world(LATE, sut))}
 
 
 # Parking, and worlds that take long

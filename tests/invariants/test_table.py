@@ -41,7 +41,7 @@ def registered():
 
 
 def test_all_have_a_number_of_their_own_a_known_kind_and_a_sentence():
-    numbers = "B1 B2 B4 B6 B7 B8 B10 B5 L1 L3 A1 A2 A3 A4 A5 A8 A9 A10 R1 R2 R3 R4 R5 R7 S1 S2 V1 W1 D1"
+    numbers = "B1 B2 B4 B6 B7 B8 B10 B5 L1 L3 A1 A2 A3 A4 A5 A8 A9 A10 R1 R2 R3 R4 R5 R7 S1 S2 V1 W1 W2 D1"
     assert list(INVARIANTS) == numbers.split()
     for number, invariant in INVARIANTS.items():
         assert invariant.number == number
