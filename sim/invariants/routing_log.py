@@ -172,6 +172,7 @@ class RoutingWatch:
         excused, left = False, frozenset[int]()
         if self.excused is not None:
             excused = self.excused.may_move(session, replica, now_ns)
+            excused |= self._policies.hedged == "yes" and truth.has_open(session)  # its first is still out
             left = frozenset(self.excused.visited.get(session, ()))
             self.excused.visit(session, replica)
         if replica not in truth.registered:
