@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,11 @@ import click
 from sim import corpus
 from sim.cli.exits import FOUND, guarded, unusable
 from sim.cli.options import plugins, policy_option
-from sim.cli.suts import load_suts, suts_with_verdict
+from sim.cli.suts import foreign_names, load_suts, suts_with_verdict
 from sim.report.table import table
 from sim.sut.framework import Sut
 
+_MOST_COMMANDS = 10
 _Job = tuple[Path, corpus.Entry, Sut]
 
 
@@ -58,6 +60,8 @@ def replay(
         files = corpus.files([*paths, *([folder] if folder is not None else [])])
         entries = [(path, corpus.read(path)) for path in files]
         suts = load_suts(names, policies)
+        if not suts:
+            _refuse_foreign(entries)
         jobs = [(path, entry, sut) for path, entry in entries for sut in suts or suts_with_verdict(entry, policies)]
         on_vllm = None if engine is None else _replay_on_vllm(jobs, as_json)
         replays = [] if on_vllm is not None else [corpus.replay(path, entry, sut) for path, entry, sut in jobs]
@@ -75,6 +79,18 @@ def replay(
         if accept:
             click.echo(f"accepted: {', '.join(map(str, changed)) or 'nothing to change'}")
     sys.exit(0 if accept or all(each.passes for each in replays) else FOUND)
+
+
+def _refuse_foreign(entries: Sequence[tuple[Path, corpus.Entry]]) -> None:
+    """A file may have a verdict of anything; it is imported where somebody asks for it."""
+    commands = [
+        f"rollcage replay {shlex.quote(str(path))} --sut {shlex.quote(name)}"
+        for path, entry in entries
+        for name in foreign_names(entry)
+    ]
+    if commands:
+        listed = "\n  ".join(commands[:_MOST_COMMANDS] + ["…"] * (len(commands) > _MOST_COMMANDS))
+        raise click.UsageError(f"what a file names is not imported unless you ask for it:\n  {listed}")
 
 
 def _accept(replays: Sequence[corpus.Replay]) -> list[Path]:

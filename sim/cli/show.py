@@ -1,6 +1,7 @@
 """`rollcage show`: one case's world, explained."""
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from sim import corpus
 from sim.cli.exits import INTERRUPTED, guarded, unusable
 from sim.cli.options import plugins, policy_option
 from sim.cli.progress import progress_bar
-from sim.cli.suts import sut_to_show
+from sim.cli.suts import foreign_names, sut_to_show
 from sim.report.page import page
 from sim.report.timeline import timeline as laid_out
 from sim.report.world import as_json, world_report
@@ -43,6 +44,12 @@ def show(
         entry = corpus.read(path)
         case = entry.case
         sut = load_sut(name, policies) if name is not None else sut_to_show(entry, policies)
+        for foreign in foreign_names(entry) if name is None else ():
+            click.echo(
+                f"{path.name} is about {foreign}, which is not imported unless you ask for it: "
+                f"rollcage show {shlex.quote(str(path))} --sut {shlex.quote(foreign)}",
+                err=True,
+            )
         if case.repeat > 1:
             if timeline is not None or html is not None:
                 raise click.UsageError(

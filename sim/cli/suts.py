@@ -15,18 +15,22 @@ def load_suts(names: Iterable[str], policies: Mapping[str, str]) -> list[Sut]:
 
 
 def sut_to_show(entry: Entry, policies: Mapping[str, str]) -> Sut:
-    """On what to show a case, if nobody says: the known-good client, unless a verdict is expected."""
-    return suts_with_verdict(entry, policies)[0] if any(_named(entry)) else load_sut(CLEAN, policies)
+    """On what to show a case, if nobody says: the known-good client, unless a built-in one has a verdict."""
+    return suts_with_verdict(entry, policies)[0] if any(_built_in(entry)) else load_sut(CLEAN, policies)
 
 
-def _named(entry: Entry) -> list[str]:
-    """The SUTs with a verdict that can be loaded by their key: built-in ones if there are any."""
-    known = [name for name in builtin_names() if name in entry.expected]
-    # A find of one's own client names it; a package's key has a version and is left to --sut.
-    return known or [key for key in entry.expected if "==" not in key]
+def _built_in(entry: Entry) -> list[str]:
+    return [name for name in builtin_names() if name in entry.expected]
 
 
 def suts_with_verdict(entry: Entry, policies: Mapping[str, str]) -> list[Sut]:
     """The built-in SUTs that a kept case has a verdict for, those that violate something first."""
-    known = sorted(_named(entry), key=lambda name: not entry.expected[name])
+    known = sorted(_built_in(entry), key=lambda name: not entry.expected[name])
     return load_suts(known or DEMONSTRATION, policies)
+
+
+def foreign_names(entry: Entry) -> list[str]:
+    """The SUTs of one's own that a kept case has a verdict for, where no built-in one has: a file's word imports
+    nothing, so that they are run only where the command line names them. A package's key has a version, and is left to
+    `--sut` as well."""
+    return [] if _built_in(entry) else [key for key in entry.expected if ":" in key and "==" not in key]

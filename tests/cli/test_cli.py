@@ -469,6 +469,28 @@ def test_replay_is_1_when_a_verdict_is_another_one(tmp_path):
     assert "B1: session 0 turn 0 decoded" in out
 
 
+@pytest.fixture
+def trap(tmp_path, monkeypatch):
+    """A case with a verdict of a module that leaves a mark where it is imported."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trap.py").write_text("open('mark', 'w').close()\ndef build(context): raise RuntimeError\n")
+    case = Case(Budget(4, 10), (Session(4),))
+    corpus.write(tmp_path / "case.json", corpus.Entry(expected={"trap:build": ["B1"]}, case=case))
+    return tmp_path
+
+
+def test_a_file_imports_nothing_and_says_how_it_would_be(trap):
+    code, _, err = rollcage("replay", "case.json")
+    assert code == 2
+    assert "rollcage replay case.json --sut trap:build" in err
+    code, out, err = rollcage("show", "case.json")
+    assert (code, out.splitlines()[0]) == (0, CLEAN)
+    assert "rollcage show case.json --sut trap:build" in err
+    assert not (trap / "mark").exists()
+    rollcage("show", "case.json", "--sut", "trap:build")
+    assert (trap / "mark").exists()
+
+
 def test_no_verdict_is_shown_and_no_failure():
     code, out, _ = rollcage("replay", OVERRUN, "--sut", "reference:favourite", "--json")
     (row,) = json.loads(out)["cases"]

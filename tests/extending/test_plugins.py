@@ -149,7 +149,7 @@ def test_a_fault_of_an_installed_package_is_drawn_shrunk_kept_and_replayed_witho
     assert (code, err) == (1, "")
     assert "abort_storm (session 0, times 5" in out
     (kept,) = (tmp_path / "finds").glob("B2-*.json")
-    assert rollcage("replay", kept, path=[site])[0] == 0
+    assert rollcage("replay", kept, "--sut", "toy_fault:impatient", path=[site])[0] == 0
     code, _, err = rollcage("replay", kept)
     assert code == 2
     assert "Invalid value 'abort_storm'" in err
