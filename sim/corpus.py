@@ -5,16 +5,16 @@ each SUT (by its key: a name, or name==version) the invariants that it violates 
 """
 
 import hashlib
-import os
 import re
-import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from sim.case import Case, loads, to_builtins
+from sim.files import FileError, read_bytes, write_text
 from sim.invariants.table import INVARIANTS
 from sim.schema import CaseError, explained, plain_json
 from sim.sut.framework import Sut
@@ -67,10 +67,6 @@ class Replay(msgspec.Struct, frozen=True):
         return "DIFFERS" if self.observed else "fixed"
 
 
-_MOST_BYTES = 64 * 2**20
-"""Of a case file. A larger one is refused, and of one without an end no more is read."""
-
-
 class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An entry's own fields, around a case that is still to be read."""
 
@@ -86,15 +82,10 @@ _envelope_decoder = msgspec.json.Decoder(_Envelope)
 
 def read(path: Path) -> Entry:
     """The entry in a file, or the bare case in it. Raises `CaseError` that names file, path and what was expected."""
-    if path.is_dir():
-        raise CaseError(f"{path}: is a directory; a case file is needed")
     try:
-        with path.open("rb") as file:
-            text = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise CaseError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(text) > _MOST_BYTES:
-        raise CaseError(f"{path}: has more than {_MOST_BYTES:,} bytes; a case file has fewer")
+        text = read_bytes(path, "a case file")
+    except FileError as error:
+        raise CaseError(str(error)) from None
     try:
         try:
             envelope = _envelope_decoder.decode(text)
@@ -138,7 +129,9 @@ def files(paths: Iterable[Path]) -> list[Path]:
 
 
 def write(path: Path, entry: Entry) -> None:
-    """Writes readable JSON, to a temporary name first."""
+    """Writes readable JSON, and the folder where it is missing. Raises `FileError`."""
+    with suppress(OSError):  # which is said of the file
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, dumps(entry))
 
 
@@ -147,19 +140,6 @@ def dumps(entry: Entry) -> str:
     fields: dict[str, Any] = {"format": entry.format, "origin": entry.origin, "invariant": entry.invariant}
     fields |= {"expected": entry.expected, "case": to_builtins(entry.case)}
     return msgspec.json.format(msgspec.json.encode(fields), indent=2).decode() + "\n"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file under a temporary name in its folder and renames it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # mkstemp would make it unreadable for others
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def digest_of(case: Case) -> str:

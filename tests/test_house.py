@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FLOORS = (
-    ("clock", "tokens"),
+    ("clock", "tokens", "files"),
     ("engine", "startup"),
     ("schema", "registry", "migrations", "policies", "dialects", "faults"),
     ("settings",),

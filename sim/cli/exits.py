@@ -27,6 +27,7 @@ def unusable(why: str) -> NoReturn:
 def guarded() -> Iterator[None]:
     """For all that may run a SUT: what it prints goes to standard error, and what a person can act on is one line. What
     else is raised is a fault of ours."""
+    from sim.files import FileError
     from sim.registry import RegistrationError
     from sim.schema import CaseError
     from sim.sut.interface import SutError
@@ -34,7 +35,7 @@ def guarded() -> Iterator[None]:
     try:
         with redirect_stdout(sys.stderr):
             yield
-    except (CaseError, SutError, RegistrationError) as error:
+    except (CaseError, FileError, SutError, RegistrationError) as error:
         unusable(str(error))
     except (click.ClickException, click.exceptions.Exit, click.Abort, OSError):
         raise

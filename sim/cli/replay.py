@@ -15,6 +15,7 @@ from sim import corpus
 from sim.cli.exits import FOUND, guarded, unusable
 from sim.cli.options import plugins, policy_option
 from sim.cli.suts import foreign_names, load_suts, suts_with_verdict
+from sim.files import FileError
 from sim.report.table import table
 from sim.sut.framework import Sut
 
@@ -96,8 +97,8 @@ def _refuse_foreign(entries: Sequence[tuple[Path, corpus.Entry]]) -> None:
 def _accept(replays: Sequence[corpus.Replay]) -> list[Path]:
     try:
         return corpus.accept(replays)
-    except OSError as error:
-        unusable(f"{error.filename}: cannot be written: {error.strerror}")
+    except FileError as error:
+        unusable(str(error))
 
 
 class _OnVllm(NamedTuple):

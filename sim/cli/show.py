@@ -13,6 +13,7 @@ from sim.cli.exits import INTERRUPTED, guarded, unusable
 from sim.cli.options import plugins, policy_option
 from sim.cli.progress import progress_bar
 from sim.cli.suts import foreign_names, sut_to_show
+from sim.files import FileError, write_text
 from sim.report.page import page
 from sim.report.timeline import timeline as laid_out
 from sim.report.world import as_json, world_report
@@ -61,9 +62,9 @@ def show(
         else:
             run = judged(case, sut)
         if timeline is not None:
-            _write(timeline, json.dumps(laid_out(case, run.trace)))
+            _write(timeline, json.dumps(laid_out(case, run.trace)), path)
         if html is not None:
-            _write(html, page(run, path.stem, entry.origin))
+            _write(html, page(run, path.stem, entry.origin), path)
         told = json.dumps(as_json(run)) if in_json else world_report(run)
     if entry.origin and not in_json:
         click.echo(f"{path.name}: {entry.origin}\n")
@@ -71,8 +72,8 @@ def show(
     sys.exit(INTERRUPTED if run.interrupted else 0)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, case: Path) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        unusable(f"{path}: cannot be written: {error.strerror}")
+        write_text(path, text, inputs=[case])
+    except FileError as error:
+        unusable(str(error))

@@ -3,7 +3,6 @@ is)."""
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from sim.cli.exits import INTERRUPTED, unusable
 from sim.cli.progress import progress_bar
 from sim.cli.waste_options import Given, options
 from sim.cli.waste_settings import Settings
+from sim.files import FileError, check_writable, write_text
 from sim.report import plots
 from sim.report import waste as report
 from sim.report.spans import spans_of
@@ -28,7 +28,7 @@ from sim.waste.lengths import NEVER, Lengths, LengthsError
 from sim.waste.variants import VariantError
 from sim.waste.what_if import Comparison, WhatIfError
 
-_ERRORS = (CaseError, SutError, WhatIfError, LengthsError, VariantError, LatencyError, plots.PlotError)
+_ERRORS = (CaseError, FileError, SutError, WhatIfError, LengthsError, VariantError, LatencyError, plots.PlotError)
 """What a person can act on: the message says how."""
 
 
@@ -58,9 +58,9 @@ def _compare(given: Given) -> None:
     settings = Settings(given)
     if given.plot is not None:
         plots.check_plot(given.plot)
-        _check_writable(given.plot, "--plot")
+        _check_writable(given.plot, given, "--plot")
     if given.csv is not None:
-        _check_writable(given.csv, "--csv")
+        _check_writable(given.csv, given, "--csv")
     if given.prompt_tokens is None and given.abort_every_tokens is None:
         _compare_load(settings)
     elif given.prompt_tokens is None or given.abort_every_tokens is None:
@@ -69,17 +69,12 @@ def _compare(given: Given) -> None:
         _compare_single(settings, given.prompt_tokens, given.abort_every_tokens)
 
 
-def _check_writable(path: Path, option: str) -> None:
+def _check_writable(path: Path, given: Given, option: str) -> None:
     """Before the work, not after it: what it finds must have a place."""
     try:
-        if path.exists():
-            with path.open("ab"):
-                pass
-        else:
-            with tempfile.TemporaryFile(dir=path.parent):
-                pass
-    except OSError as error:
-        raise click.BadParameter(f"{path}: cannot be written: {error.strerror}", param_hint=option) from None
+        check_writable(path, _inputs(given))
+    except FileError as error:
+        raise click.BadParameter(str(error), param_hint=option) from None
 
 
 # One response
@@ -102,7 +97,7 @@ def _compare_single(settings: Settings, prompt_tokens: int, every_tokens: int) -
         stories.append(plots.Story(variant.name, spans_of(case, trace)))
     if given.plot is not None:
         title = f"A prompt of {prompt_tokens} tokens, aborted every {every_tokens}"
-        plots.draw(given.plot, [], stories, settings.about, title)
+        plots.draw(given.plot, _inputs(given), [], stories, settings.about, title)
     if given.as_json:
         data = {"prompt_tokens": prompt_tokens, "abort_every_tokens": every_tokens, **_settings_data(settings)}
         ledgers = {name: as_data(one, settings.price) for name, one in found}
@@ -124,11 +119,11 @@ def _compare_load(settings: Settings) -> None:
     with progress_bar("rows", len(settings.variants) * len(intervals)) as tick:
         comparison = what_if.compare(settings.conditions, load, settings.variants, intervals, tick)
     if given.csv is not None and comparison.rows:
-        given.csv.write_text(comparison_csv(comparison, price), encoding="utf-8")
+        write_text(given.csv, comparison_csv(comparison, price), _inputs(given))
     if given.plot is not None and comparison.rows:
         stories, of_story = _stories(settings, load, intervals)
         about = f"{_about_load(settings, load)}\n{settings.about}"
-        plots.draw(given.plot, comparison.rows, stories, about, of_story, settings.spelled_token_time_s)
+        plots.draw(given.plot, _inputs(given), comparison.rows, stories, about, of_story, settings.spelled_token_time_s)
     if given.as_json:
         data = {"settings": _settings_data(settings), "responses": len(load), "note": load.note}
         click.echo(json.dumps(data | comparison_data(comparison, price)))
@@ -136,6 +131,11 @@ def _compare_load(settings: Settings) -> None:
         _tell_load(settings, load, comparison)
     if comparison.interrupted:
         sys.exit(INTERRUPTED)
+
+
+def _inputs(given: Given) -> list[Path]:
+    """The files that are read, which an output may not take the place of."""
+    return [Path(each) for each in (given.source, given.load) if each is not None]
 
 
 def _stories(settings: Settings, load: Lengths, intervals: list[int | None]) -> tuple[list[plots.Story], str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from sim.engine.engine import StepTotals
+from sim.files import check_regular
 
 T = TypeVar("T")
 
@@ -228,6 +229,7 @@ class Fitted:
         Raises:
             ValueError: a column is missing, a value is no number of the right sign, or there are no rows.
         """
+        check_regular(path, "a CSV of measured steps")
         with path.open(newline="") as file:
             rows = csv.DictReader(file)
             columns = rows.fieldnames or ()

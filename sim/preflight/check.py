@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from sim.files import FileError, read_text
 from sim.preflight import installed, verl, vllm_config_file
 from sim.preflight.launch import Launch, Place, PreflightError, WrittenSetting
 from sim.preflight.memory import RaiseCost, raise_cost
@@ -140,8 +141,10 @@ def find_model(path: str | None) -> ModelShape:
 def read_model(file: Path) -> ModelShape:
     """A model from its config.json, which must be there."""
     try:
-        config = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        config = json.loads(read_text(file, "a model's config.json"))
+    except FileError as error:
+        raise PreflightError(str(error)) from None
+    except (ValueError, RecursionError) as error:
         raise PreflightError(f"{file}: cannot read a model's config.json: {error}") from None
     if not isinstance(config, dict):
         raise PreflightError(f"{file}: a model's config.json holds an object, not {type(config).__name__}")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+from sim.files import FileError, read_text
 from sim.preflight import read_flags, read_shell, read_workflow, read_yaml
 from sim.preflight.launch import PreflightError, Reading
 
@@ -95,10 +96,8 @@ def _files(root: Path) -> Iterator[Path]:
 
 def _text(path: Path) -> str | None:
     try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            return None
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        return read_text(path, most_bytes=FILE_BYTES_MAX)
+    except FileError:
         return None
 
 

@@ -1,11 +1,13 @@
 """Waste as pictures: against the update interval for each policy, and one response in time. Needs matplotlib."""
 
+import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.clock import NS_PER_S
+from sim.files import write_bytes
 from sim.report.colours import FATE_COLOURS
 from sim.report.spans import Part, Span
 from sim.waste.ledger import FATES, spelled_fate
@@ -44,6 +46,7 @@ def check_plot(path: Path) -> None:
 
 def draw(
     path: Path,
+    inputs: Iterable[Path],
     rows: Sequence[Row],
     stories: Sequence[Story],
     about: str,
@@ -71,7 +74,9 @@ def draw(
         _draw_lines(panels[0], rows, token_time_s)
         panels[0].set_title("Decoded and thrown away", loc="left", fontsize=11, color=_INK)
     _draw_stories(panels[-1], stories, of_story)
-    figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    drawn, suffix = io.BytesIO(), path.suffix.lower()
+    figure.savefig(drawn, format=suffix[1:], metadata={"Date": None} if suffix == ".svg" else None)
+    write_bytes(path, drawn.getvalue(), inputs)
 
 
 def _plain(axes: "Axes") -> None:

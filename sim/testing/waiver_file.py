@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from sim import corpus
+from sim.files import FileError, read_text
 from sim.invariants.table import INVARIANTS
 from sim.sut.framework import Sut
 from sim.verdicts import judged
@@ -45,8 +46,10 @@ class Waiver:
 def read_waivers(path: Path) -> list[Waiver]:
     """The waivers in a file. Raises `WaiverError`."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        data = tomllib.loads(read_text(path, "a file of waivers"))
+    except FileError as error:
+        raise WaiverError(str(error)) from None
+    except (ValueError, RecursionError) as error:
         raise WaiverError(f"{path}: cannot be read: {error}") from None
     entries = data.get("waiver", [])
     if set(data) - {"waiver"} or not isinstance(entries, list):

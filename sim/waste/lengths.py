@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.files import FileError, check_regular
 from sim.schema import MAX_TOKENS
 from sim.waste.loads import LOADS, SUFFIXES, Lognormal
 
@@ -104,7 +105,10 @@ def read(path: Path, response_length: int) -> Lengths:
     if reader is None:
         raise LengthsError(f"{path}: {path.suffix or 'no suffix'} is not known; {', '.join(SUFFIXES)} are")
     try:
+        check_regular(path, "a file of lengths")
         pairs = [_pair(each, f"{path}:{line}") for line, each in reader(path)]
+    except FileError as error:
+        raise LengthsError(str(error)) from None
     except OSError as error:
         raise LengthsError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

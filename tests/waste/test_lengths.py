@@ -96,6 +96,7 @@ def test_a_missing_file(tmp_path):
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").touch()
     with pytest.raises(LengthsError, match="pip install pyarrow"):
         lengths.read(tmp_path / "a.parquet", 100)
 
