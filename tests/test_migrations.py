@@ -1,6 +1,8 @@
 """Case files of every format so far: they load, and mean what they meant."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from msgspec.structs import replace
@@ -32,6 +34,17 @@ def test_a_kept_case_shows_what_it_did_when_it_was_written(number, name, runs):
     assert shown(path) == runs
     expected = corpus.read(path).expected
     assert {sut: sorted(expected[sut]) for sut in runs} == {sut: run["violated"] for sut, run in runs.items()}
+
+
+@pytest.mark.parametrize("number", range(1, FORMAT + 1))
+def test_without_assertions_they_show_the_same(number):
+    """Nothing that is judged, and no planted bug, is an assertion of Python's, which -O leaves out."""
+    code = (
+        "import json; from sim import corpus; from tests.corpus_digests import folder, shown; "
+        f"print(json.dumps({{path.name: shown(path) for path in corpus.files([folder({number})])}}))"
+    )
+    done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == json.loads(digests_file(number).read_text())
 
 
 @pytest.mark.parametrize("number", range(1, FORMAT + 1))

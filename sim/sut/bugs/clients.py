@@ -48,7 +48,8 @@ class AveragingClient(PinnedClient):
 
     def merge(self, final: TokenOutput, output: TokenOutput) -> None:
         super().merge(final, output)
-        assert sum(output.log_probs or ()) / len(output.token_ids) <= 0
+        if sum(output.log_probs or ()) / len(output.token_ids) > 0:
+            raise ValueError("a probability above 1")
 
 
 class GivingUpClient(PinnedClient):
