@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import click
 
 from sim.cli import hunt_outcome
-from sim.cli.exits import FOUND, INTERRUPTED, guarded
+from sim.cli.exits import FOUND, INTERRUPTED, guarded, unusable
 from sim.cli.options import DIALECT, Numbers, Registered, Seconds, plugins, policy_option
 from sim.cli.progress import progress_bar
 from sim.cli.suts import DEMONSTRATION, load_suts
+from sim.dialects import DIALECTS
 from sim.invariants.kinds import KINDS
 from sim.invariants.table import INVARIANTS, chosen
 from sim.search.campaign import Bounds, Campaign, run_campaign
@@ -86,7 +87,8 @@ def hunt(
     """Search for worlds that break an invariant, and shrink them.
 
     Exit code 0: nothing found (in the demonstration: the bad client was caught, the good one is clean); 1: found, or
-    with --against a difference (in the demonstration: not as it should be); 2: unusable arguments.
+    with --against a difference (in the demonstration: not as it should be); 2: unusable arguments, or
+    not one world was run.
     SUT names: reference:pinned, reference:deferred and the other planted bugs, verl, verl:plain, MODULE:FACTORY.
     """
     if seconds is not None and worlds is not None:
@@ -95,6 +97,11 @@ def hunt(
     if demonstration:
         if other_name is not None:
             raise click.UsageError("--against needs --sut")
+        if not DIALECTS[dialect].limit_keys:
+            raise click.UsageError(
+                f"the demonstration shows a client that limits its requests, and {dialect}'s server ignores limits: "
+                f"name a client with --sut"
+            )
         names, kinds, most_turns = DEMONSTRATION, kinds or ("budget",), 1
         seed = 0 if seed is None else seed
     if seconds is None and worlds is None:
@@ -134,6 +141,9 @@ def hunt(
         sys.exit(hunt_outcome.tell_breakdown(broken, save))
     if interrupted:
         sys.exit(INTERRUPTED)
+    for campaign in campaigns:
+        if not campaign.worlds:
+            unusable(f"not one world of {campaign.sut.key} was run: nothing is known of it; search for longer")
     caught = {campaign.sut.name: bool(campaign.finds) for campaign in campaigns}
     as_it_should_be = {name: demonstration and name == DEMONSTRATION[0] for name in caught}
     sys.exit(0 if caught == as_it_should_be else FOUND)

@@ -64,7 +64,7 @@ def told(outcomes: Sequence[Outcome], other: Sut | None, demonstration: bool) ->
     """For a person. `other`: the SUT that each was held against."""
     for campaign, finds in outcomes:
         places: set[str] = set()
-        numbers = ", ".join(find.invariant for find in campaign.finds) or "clean"
+        numbers = ", ".join(find.invariant for find in campaign.finds) or ("clean" if campaign.worlds else "not tested")
         if other is not None:
             numbers = f"{'differs from' if finds else 'does the same as'} {other.key}"
         worlds = f"{campaign.worlds} world{'s' * (campaign.worlds != 1)}"

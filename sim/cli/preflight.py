@@ -71,6 +71,8 @@ def _exit_code(verdicts: Sequence[Verdict], tree: Tree) -> int:
 
 
 def _read(source: Path | None, words: tuple[str, ...]) -> Tree:
+    if "" in words:
+        raise PreflightError('a word is empty: give flags, verl settings, a file, or a directory ("." is this one)')
     if source is None and len(words) == 1 and Path(words[0]).is_dir():
         return scan.scan(Path(words[0]), os.environ)
     if source is None and len(words) == 1 and Path(words[0]).is_file():

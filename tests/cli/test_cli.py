@@ -469,6 +469,19 @@ def test_replay_is_1_when_a_verdict_is_another_one(tmp_path):
     assert "B1: session 0 turn 0 decoded" in out
 
 
+def test_no_world_at_all_is_not_clean():
+    code, out, err = rollcage("hunt", "--sut", CLEAN, "--seconds", "1e-9")
+    assert code == 2
+    assert out.startswith(f"{CLEAN}: not tested  (0 worlds")
+    assert f"not one world of {CLEAN} was run" in err
+
+
+def test_the_demonstration_needs_a_server_that_honours_limits():
+    code, _, err = rollcage("hunt", "--dialect", "trtllm")
+    assert code == 2
+    assert "trtllm's server ignores limits" in err
+
+
 @pytest.fixture
 def trap(tmp_path, monkeypatch):
     """A case with a verdict of a module that leaves a mark where it is imported."""

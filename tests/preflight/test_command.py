@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +171,17 @@ def test_a_value_not_known_softens_the_verdict(tmp_path: Path) -> None:
 
 def test_help_says_that_a_file_works_too() -> None:
     assert "one file (a launch script, YAML, a CI workflow)" in " ".join(run("--help").stdout.split())
+
+
+def test_an_empty_word_is_not_the_working_directory() -> None:
+    result = run("")
+    assert result.exit_code == 2
+    assert "a word is empty" in result.stderr
+
+
+def test_a_pipe_is_no_file_to_judge(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "launch.sh")
+    for words in ([str(tmp_path / "launch.sh")], ["--from", str(tmp_path / "launch.sh")]):
+        result = run(*words)
+        assert result.exit_code == 2
+        assert "no such file" in result.stderr
