@@ -118,7 +118,7 @@ def hunt(
     with guarded(), _Stopping() as stopping:
         suts = load_suts(names, policies)
         other = None if other_name is None else load_sut(other_name)
-        search = _Hunt(numbers, seed, Bounds(worlds, seconds), options, other, lambda: stopping.asked)
+        search = _Hunt(numbers, seed, Bounds(worlds, seconds), options, other, lambda: stopping.asked, save)
         for sut in suts:
             sought = demonstration and sut.name == DEMONSTRATION[0] and _DEMONSTRATED in numbers
             campaigns.append((search._replace(numbers=(_DEMONSTRATED,)) if sought else search).of(sut))
@@ -131,6 +131,8 @@ def hunt(
         save = hunt_outcome.RESCUE_FOLDER
     with guarded():
         outcomes = [hunt_outcome.Outcome.of(campaign, save, runs_again=not as_json) for campaign in campaigns]
+        for campaign in campaigns:
+            hunt_outcome.Rescue(save, campaign.sut, seed).forget(campaign)
         if as_json:
             text = json.dumps(hunt_outcome.as_json(outcomes, seed))
         else:
@@ -140,7 +142,7 @@ def hunt(
     if broken is not None:
         sys.exit(hunt_outcome.tell_breakdown(broken, save))
     if interrupted:
-        sys.exit(INTERRUPTED)
+        sys.exit(stopping.exit_code)
     for campaign in campaigns:
         if not campaign.worlds:
             unusable(f"not one world of {campaign.sut.key} was run: nothing is known of it; search for longer")
@@ -159,23 +161,29 @@ def _make_folder(folder: Path) -> None:
         raise click.BadParameter(f"{folder}: cannot be written: {error.strerror}", param_hint="--save") from None
 
 
+_ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
 class _Stopping:
-    """Ctrl-C asks the search to stop after the world that is running; a second one stops it at once."""
+    """Ctrl-C, or another signal to end, asks the search to stop after the world that is running; a second one stops it
+    at once."""
 
     def __init__(self) -> None:
+        self.exit_code = INTERRUPTED
         self.asked = False
 
     def __enter__(self) -> "_Stopping":
-        self._before = None
+        self._before: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._ask)
+            self._before = {each: signal.signal(each, self._ask) for each in _ENDING}
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for each, before in self._before.items():
+            signal.signal(each, before)
 
-    def _ask(self, _number: int, _frame: Any) -> None:
+    def _ask(self, number: int, _frame: Any) -> None:
+        self.exit_code = 128 + number
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
@@ -192,6 +200,7 @@ class _Hunt(NamedTuple):
     options: dict[str, Any]
     other: Sut | None
     stop: Callable[[], bool]
+    save: Path | None
 
     def of(self, sut: Sut) -> Campaign:
         """The worlds of each strategy that the numbers need, the bounds shared out among them."""
@@ -202,8 +211,10 @@ class _Hunt(NamedTuple):
         compare = None if self.other is None else against(self.other)
         worlds, seconds = self.bounds.worlds, self.bounds.seconds
         with progress_bar(sut.key, int(1000 * (seconds or 0)) if worlds is None else worlds) as tick:
+            rescue = hunt_outcome.Rescue(self.save, sut, self.seed)
 
             def progress(part: Campaign) -> None:
+                rescue.see(part)
                 tick(1000 * (whole.seconds + part.seconds) if worlds is None else whole.worlds + part.worlds)
 
             for index, (strategy, numbers) in enumerate(groups.items()):

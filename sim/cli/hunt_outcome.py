@@ -14,13 +14,45 @@ from sim.cli.exits import OUR_FAULT, UNUSABLE
 from sim.invariants.table import INVARIANTS
 from sim.report.world import find_report
 from sim.search.campaign import Campaign
-from sim.search.find import Find
+from sim.search.find import Find, size_of
 from sim.sut.framework import Sut
 from sim.sut.interface import SutError
 from sim.verdicts import Judged, judged
 
 RESCUE_FOLDER = Path("found")
 """Where finds go of a hunt that ended before its time."""
+
+
+class Rescue:
+    """Keeps what one SUT's search has confirmed while it goes on, as small as it is by then, for who ends it without
+    asking. What is kept whole at the end takes their place."""
+
+    def __init__(self, folder: Path | None, sut: Sut, seed: int) -> None:
+        self._folder, self._sut, self._seed = folder, sut, seed
+        self._kept: dict[str, Find] = {}
+
+    def see(self, campaign: Campaign) -> None:
+        """Writes what is new, or smaller, since it was called last."""
+        if self._folder is None or not (campaign.noted or campaign.finds):
+            return
+        for find in [*campaign.finds, *(noted.find for noted in campaign.noted.values())]:
+            before = self._kept.get(find.invariant)
+            if before is None or (find.case != before.case and size_of(find.case) < size_of(before.case)):
+                self._kept[find.invariant] = find
+                origin = f"found by a search, seed {self._seed}; not shrunk to its end"
+                expected = {self._sut.key: [find.invariant]}
+                invariant = find.invariant if find.invariant in INVARIANTS else None
+                entry = corpus.Entry(origin=origin, invariant=invariant, expected=expected, case=find.case)
+                corpus.write(self._path(self._folder, find.invariant), entry)
+
+    def forget(self, campaign: Campaign) -> None:
+        """Its finds are kept whole by now."""
+        if self._folder is not None:
+            for find in campaign.finds:
+                self._path(self._folder, find.invariant).unlink(missing_ok=True)
+
+    def _path(self, folder: Path, number: str) -> Path:
+        return folder / corpus.file_name(number, self._sut.key, "unshrunk")
 
 
 class Again(NamedTuple):

@@ -614,7 +614,8 @@ def test_a_plugin_that_cannot_be_imported_is_one_line(verb, tmp_path):
 # The process
 
 
-def test_ctrl_c_saves_what_was_found(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_loses_nothing_that_was_found(tmp_path, number):
     """In a process of its own: the first find is being shrunk, or the search goes on, when the signal comes."""
     seen = tmp_path / "found-one"
     (tmp_path / "telltale.py").write_text(
@@ -630,13 +631,20 @@ def test_ctrl_c_saves_what_was_found(tmp_path):
         "    return DeferredClient(context.config, context.balancer)\n"
     )
     arguments = ("--kind", "budget", "--worlds", 1_000_000, "--seed", 1, "--json")
+    if number == signal.SIGKILL:
+        arguments = (*arguments, "--save", tmp_path / "found")
     process = command("hunt", "--sut", "telltale:build", *arguments)
     while process.poll() is None and not seen.exists():
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    if number == signal.SIGKILL:  # nobody is left to say so, but the folder does
+        kept = [corpus.read(path) for path in (tmp_path / "found").glob("*-unshrun*.json")]
+        assert "B1" in {each.invariant for each in kept}
+        assert all(each.origin.endswith("; not shrunk to its end") for each in kept)
+        return
+    assert process.returncode == 128 + number
     assert "Traceback" not in err
     found = json.loads(out)["suts"]["telltale:build"]["violations"]
     assert found
