@@ -38,6 +38,7 @@ def _planted_names(metafunc: pytest.Metafunc) -> list[str]:
 def gate(
     named_suts: "list[Sut]",
     numbers_chosen: tuple[str, ...],
+    numbers_in_every_world: tuple[str, ...],
     waivers: "list[Waiver]",
     pytestconfig: pytest.Config,
     request: pytest.FixtureRequest,
@@ -66,7 +67,7 @@ def gate(
                     kind,
                     worlds=pytestconfig.getoption("--worlds"),
                     seed=pytestconfig.getoption("--search-seed"),
-                    numbers=numbers,
+                    numbers=(*numbers, *numbers_in_every_world),
                     known=known,
                 )
             except SutError as error:

@@ -18,7 +18,7 @@ from sim.cli.options import DIALECT, Numbers, Registered, Seconds, plugins, poli
 from sim.cli.progress import progress_bar
 from sim.cli.suts import DEMONSTRATION, load_suts
 from sim.invariants.kinds import KINDS
-from sim.invariants.table import INVARIANTS, chosen
+from sim.invariants.table import INVARIANTS, chosen, in_every_world
 from sim.search.campaign import Bounds, Campaign, run_campaign
 from sim.search.classics import classic_cases
 from sim.search.compare import DIFFERS, against
@@ -103,7 +103,8 @@ def hunt(
         _make_folder(save)
     if seed is None:
         seed = secrets.randbelow(2**32)
-    numbers = chosen(kinds or KINDS, sum(only, ()), sum(skip, ()))
+    wanted, unwanted = sum(only, ()), sum(skip, ())
+    numbers = chosen(kinds or KINDS, wanted, unwanted)
     if not numbers:
         raise click.UsageError("--kind, --only and --skip leave no invariant to look for")
     options = {"dialect": dialect, "policy": policies.get("budget", "turn"), "most_turns": most_turns}
@@ -111,10 +112,12 @@ def hunt(
     with guarded(), _Stopping() as stopping:
         suts = load_suts(names, policies)
         other = None if other_name is None else load_sut(other_name)
-        search = _Hunt(numbers, seed, Bounds(worlds, seconds), options, other, lambda: stopping.asked)
+        besides = in_every_world(wanted, unwanted)
+        search = _Hunt(numbers, besides, seed, Bounds(worlds, seconds), options, other, lambda: stopping.asked)
         for sut in suts:
             sought = demonstration and sut.name == DEMONSTRATION[0] and _DEMONSTRATED in numbers
-            campaigns.append((search._replace(numbers=(_DEMONSTRATED,)) if sought else search).of(sut))
+            one = search._replace(numbers=(_DEMONSTRATED,), besides=()) if sought else search
+            campaigns.append(one.of(sut))
             if campaigns[-1].interrupted or campaigns[-1].breakdown is not None:
                 break
     interrupted = any(campaign.interrupted for campaign in campaigns)
@@ -173,10 +176,11 @@ class _Stopping:
 
 
 class _Hunt(NamedTuple):
-    """How each SUT is searched. `numbers`: the invariants to look for; `options`: what the strategies vary; `other`:
-    the SUT that it is held against."""
+    """How each SUT is searched. `numbers`: the invariants to look for; `besides`: those that are judged in every world;
+    `options`: what the strategies vary; `other`: the SUT that it is held against."""
 
     numbers: Sequence[str]
+    besides: Sequence[str]
     seed: int
     bounds: Bounds
     options: dict[str, Any]
@@ -204,11 +208,12 @@ class _Hunt(NamedTuple):
                 part = run_campaign(
                     sut,
                     strategy(**self.options),
-                    (DIFFERS,) if compare is not None else numbers,
+                    (DIFFERS,) if compare is not None else (*numbers, *self.besides),
                     self.seed,
                     share,
                     progress,
                     compare,
+                    known={find.invariant for find in whole.finds},
                     stop=self.stop,
                     classics=classic_cases({INVARIANTS[number].kind for number in numbers}, **self.options),
                 )

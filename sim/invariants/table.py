@@ -41,10 +41,16 @@ def chosen(kinds: Collection[str], only: Collection[str] = (), skip: Collection[
     )
 
 
+def in_every_world(only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[str, ...]:
+    """What is judged in the worlds of every kind, unless something else was asked for: one that never ends is a find,
+    whatever it was drawn for."""
+    return tuple(number for number in ("V1",) if number not in skip and (not only or number in only))
+
+
 def with_numbers(numbers: Iterable[str]) -> list[Invariant]:
-    """The invariants with these numbers. Raises ValueError that lists the known ones."""
+    """The invariants with these numbers, each once. Raises ValueError that lists the known ones."""
     found = []
-    for number in numbers:
+    for number in dict.fromkeys(numbers):
         if number not in INVARIANTS:
             raise ValueError(INVARIANTS.unknown(number))
         found.append(INVARIANTS[number])

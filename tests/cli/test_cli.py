@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from sim.cli import hunt
 from sim.cli.main import main
 from sim.clock import watchdog
 from sim.invariants.interface import Invariant
-from sim.invariants.table import INVARIANTS, register_invariant
+from sim.invariants.kinds import KINDS
+from sim.invariants.table import INVARIANTS, numbers_of, register_invariant
 from sim.search import campaign as campaign_module
 from sim.sut.registry import CLEAN, builtin_names
 
@@ -50,6 +52,9 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 400)
+
+
+HANGS = "await asyncio.Event().wait()"
 
 
 @pytest.fixture
@@ -322,6 +327,22 @@ def test_a_client_that_does_nothing_does_not_look_clean(client, how):
     shown = rollcage(*arguments)
     assert shown[0] == code
     assert shown[1].splitlines()[1] == f"warning: {result['warning']}"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if numbers_of([kind])])
+def test_a_world_that_never_ends_is_a_find_whatever_it_was_drawn_for(client, kind):
+    hunt = ("hunt", "--sut", client(HANGS), "--kind", kind, "--worlds", 8, "--seed", 1)
+    code, out, _ = rollcage(*hunt)
+    assert code == 1
+    assert re.search(r"deadlock at .* with \d+ sessions open", out)
+    if kind != "liveness":  # of which it would leave nothing
+        assert "V1 violated" not in rollcage(*hunt, "--skip", "V1")[1]
+
+
+def test_a_world_that_never_ends_is_found_once(client):
+    found = json.loads(rollcage("hunt", "--sut", client(HANGS), "--worlds", 16, "--seed", 1, "--json")[1])["suts"]
+    numbers = [each["invariant"] for sut in found.values() for each in sut["violations"]]
+    assert numbers.count("V1") == 1
 
 
 def test_a_client_that_does_something_is_not_warned_of():
