@@ -45,6 +45,7 @@ def gate(
 ) -> Callable[[], None]:
     """Searches the named SUTs (the clean built-in one by default): what is found must be in the corpus, or waived."""
     from sim.invariants.table import INVARIANTS
+    from sim.registry import PluginError
     from sim.sut.interface import SutError
     from sim.sut.registry import CLEAN, load_sut
     from sim.testing import assert_nothing_found, known_violations, search
@@ -70,7 +71,7 @@ def gate(
                     numbers=(*numbers, *numbers_in_every_world),
                     known=known,
                 )
-            except SutError as error:
+            except (PluginError, SutError) as error:
                 pytest.fail(f"error: {error}", pytrace=False)
             found = [find.invariant for find in campaign.finds]
             print(f"{sut.key}: {campaign.worlds} worlds, known {sorted(campaign.seen)}, found {found}")

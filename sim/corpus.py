@@ -5,6 +5,7 @@ each SUT (by its key: a name, or name==version) the invariants that it violates 
 """
 
 import hashlib
+import itertools
 import os
 import re
 import secrets
@@ -165,6 +166,32 @@ def write_text(path: Path, text: str) -> None:
 def digest_of(case: Case) -> str:
     """A hash of the case, for a name."""
     return hashlib.blake2b(msgspec.json.encode(case), digest_size=16).hexdigest()
+
+
+def keep(folder: Path, about: str, sut_key: str, entry: Entry) -> Path:
+    """Writes what a search came upon into a folder, and returns where: a file that says as much already stays as it is,
+    and one that says something else is not overwritten."""
+    path = first = folder / file_name(about, sut_key, digest_of(entry.case))
+    for number in itertools.count(2):
+        if not path.exists():
+            write(path, entry)
+            return path
+        if _says_as_much(path, entry):
+            return path
+        path = first.with_stem(f"{first.stem}-{number}")
+    raise AssertionError("there are always more numbers")
+
+
+def _says_as_much(path: Path, entry: Entry) -> bool:
+    try:
+        kept = read(path)
+    except CaseError:
+        return False
+    same = (kept.case, kept.invariant) == (
+        entry.case,
+        entry.invariant,
+    ) and entry.expected.items() <= kept.expected.items()
+    return same and (bool(entry.expected) or kept.origin == entry.origin)
 
 
 def file_name(invariant: str, sut_key: str, digest: str) -> str:

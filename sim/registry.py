@@ -12,8 +12,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 GROUP = "rollcage"
 """Entry points of this group name modules that register something when they are imported."""
@@ -22,7 +23,42 @@ Thing = TypeVar("Thing")
 
 
 class RegistrationError(ValueError):
-    """A name that is taken or cannot be one, or a plugin that cannot be imported."""
+    """A name that is taken or cannot be one, a thing that is none of its kind, or a plugin that cannot be imported."""
+
+
+class PluginError(Exception):
+    """What a project has added does not work: the message names it and its module; the cause is what it raised."""
+
+
+def blamed(error: Exception, part: object, what: str) -> Exception:
+    """An error that came of calling `part`, as the one to raise in its place: of what a project has added it is a
+    `PluginError` that says so; of what is built in it stays as it is, a fault of ours. `what`: what the part is called.
+    """
+    if isinstance(error, PluginError):
+        return error
+    raised_in = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    culprits = [_module_of(part), *(each for each in raised_in[-1:] if _is_foreign(each))]
+    if not _is_foreign(culprits[-1]):
+        return error
+    said = str(error).splitlines()
+    raised = type(error).__name__ + "".join(f": {line}" for line in said[:1])
+    named = PluginError(f"{what} failed: {culprits[-1]} raised {raised}")
+    named.__cause__ = error
+    return named
+
+
+def blame(error: Exception, part: object, what: str) -> NoReturn:
+    """Raises what `blamed` makes of an error."""
+    raise blamed(error, part, what)
+
+
+def _module_of(part: object) -> str:
+    found = getattr(part, "__module__", None)
+    return found if isinstance(found, str) else type(part).__module__
+
+
+def _is_foreign(module: str) -> bool:
+    return module.partition(".")[0] not in ("sim", "gpu_checks", *sys.stdlib_module_names)
 
 
 class Registry(Generic[Thing]):

@@ -4,20 +4,17 @@ from collections.abc import Collection, Iterable
 
 from sim.invariants import alignment, budget, harness, lifecycle, liveness, routing, siblings, staleness, waste
 from sim.invariants.interface import Invariant
-from sim.invariants.kinds import KINDS
-from sim.registry import RegistrationError, Registry
+from sim.records import check_record
+from sim.registry import Registry
 
 INVARIANTS: Registry[Invariant] = Registry("invariant")
 """In the order in which they were registered, which is the order of verdicts."""
 
 
 def register_invariant(invariant: Invariant) -> Invariant:
-    """Adds an invariant, for all that judges afterwards. Raises `RegistrationError` where its number is taken or its
-    kind is not known."""
-    if invariant.kind not in KINDS:
-        raise RegistrationError(
-            f"invariant {invariant.number} is of kind {invariant.kind!r}; known are {', '.join(KINDS)}"
-        )
+    """Adds an invariant, for all that judges afterwards. Raises `RegistrationError` where its number is taken, and for
+    what cannot be an invariant."""
+    check_record(f"invariant {getattr(invariant, 'number', '?')}", invariant, Invariant)
     return INVARIANTS.add(invariant.number, invariant)
 
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from sim.registry import import_from_here
+from sim.registry import PluginError, import_from_here
 from sim.sut.framework import Sut
 from sim.sut.frameworks import FRAMEWORKS
 from sim.sut.interface import Factory, SutError, declared_by
@@ -44,7 +44,10 @@ def _load(name: str) -> Sut:
     if framework is not None:
         if name not in framework.suts:
             raise _unknown(name)
-        return framework.load(name)
+        sut = framework.call("load", name)
+        if not isinstance(sut, Sut):
+            raise PluginError(f"framework {prefix!r}, load: it returned {sut!r} for {name}; a Sut is needed")
+        return sut
     if prefix and rest:
         return _from_module(name, prefix, rest)
     raise _unknown(name)

@@ -10,6 +10,7 @@ import msgspec
 
 from sim.case import Case
 from sim.events import TurnEnded, TurnStarted, spelled, without_addresses
+from sim.registry import PluginError
 from sim.servers.port import Clock
 from sim.sut.framework import Sut
 from sim.sut.interface import Client, Context, SutError, declared_by
@@ -164,17 +165,19 @@ class Parties:
 
     def _default_balancer(self) -> Handle:
         if self._registered is None:
-            self._register(self._sut.framework.make_balancer(dict(self._servers), self._case.router))
+            self._register(self._sut.framework.call("make_balancer", dict(self._servers), self._case.router))
         return self.balancer
 
     def _built(self, case: Case) -> Any:
-        config = self._sut.framework.make_config(case)
+        config = self._sut.framework.call("make_config", case)
         return self._sut.factory(Context(config, self._servers, self._make_balancer, self._default_balancer))
 
     def _make_client(self) -> Client:
         named = f"the factory of SUT {self._sut.name!r}"
         try:
             client = self._built(self._case)
+        except PluginError:
+            raise
         except (Exception, SystemExit) as error:
             if isinstance(error, SystemExit) or not self._suits_usual_config():
                 raise SutError(f"{named} raised {type(error).__name__}: {error}") from error

@@ -16,9 +16,8 @@ from sim.case import Budget, Case, Session
 from sim.cli import hunt
 from sim.cli.main import main
 from sim.clock import watchdog
-from sim.invariants.interface import Invariant
 from sim.invariants.kinds import KINDS
-from sim.invariants.table import INVARIANTS, numbers_of, register_invariant
+from sim.invariants.table import numbers_of
 from sim.search import campaign as campaign_module
 from sim.sut.registry import CLEAN, builtin_names
 
@@ -435,31 +434,30 @@ def test_junk_that_a_client_puts_where_numbers_are_due_crashes_nothing(client):
 
 
 @pytest.fixture
-def _broken_invariant():
-    def broken(evidence):
-        raise ZeroDivisionError("an invariant fell over")
+def _broken_judge(monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("the judge fell over")
 
-    with INVARIANTS.forgetting():
-        register_invariant(Invariant("Z1", "lifecycle", "Broken.", broken))
-        yield
+    for where in ("sim.search.campaign", "sim.corpus", "sim.cli.show"):
+        monkeypatch.setattr(f"{where}.judged", broken)
 
 
-@pytest.mark.usefixtures("_broken_invariant")
+@pytest.mark.usefixtures("_broken_judge")
 def test_a_fault_of_the_harness_is_3_with_its_case_kept(tmp_path):
     code, out, err = rollcage("hunt", "--sut", CLEAN, "--kind", "lifecycle", "--worlds", 5, "--json")
     assert (code, out) == (3, "")
-    assert "This is a fault of rollcage, not of reference:pinned; its case is kept as found" in err
+    assert "This is a fault of rollcage, not of reference:pinned\nits case is kept as found" in err
     (kept,) = (tmp_path / "found").iterdir()
-    assert "an invariant fell over" in corpus.read(kept).origin
+    assert "the judge fell over" in corpus.read(kept).origin
 
 
-@pytest.mark.usefixtures("_broken_invariant")
+@pytest.mark.usefixtures("_broken_judge")
 @pytest.mark.parametrize("verb", ["replay", "show"])
 def test_a_fault_of_the_harness_in_one_case_is_3_too(verb):
     code, out, err = rollcage(verb, OVERRUN, "--json")
     assert (code, out) == (3, "")
     assert err.endswith(
-        "ZeroDivisionError: an invariant fell over\n\nThis is a fault of rollcage, not of what is tested\n"
+        "ZeroDivisionError: the judge fell over\n\nThis is a fault of rollcage, not of what is tested\n"
     )
 
 
