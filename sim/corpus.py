@@ -6,9 +6,11 @@ each SUT (by its key: a name, or name==version) the invariants that it violates 
 
 import hashlib
 import itertools
+import json
 import os
 import re
 import secrets
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -100,10 +102,16 @@ def read(path: Path) -> Entry:
         try:
             envelope = _envelope_decoder.decode(text)
         except msgspec.ValidationError:
-            if "case" in msgspec.json.decode(text, type=dict[str, msgspec.Raw]):
+            fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+            if "case" in fields:
                 raise
-            return Entry(case=loads(text, str(path)))
+            if "budget" not in fields and fields.keys() & {"origin", "invariant", "expected"}:
+                raise CaseError(f"{path}: has no `case`; a kept case has its world there") from None
+            bare = Entry(case=loads(text, str(path)))
+            _check_names(path, text)
+            return bare
         case = loads(bytes(envelope.case), f"{path}: case")
+        _check_names(path, text)
     except msgspec.ValidationError as error:
         raise CaseError(f"{path}: {explained(error, plain_json(text), _Envelope)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -112,6 +120,17 @@ def read(path: Path) -> Entry:
         return Entry(origin=envelope.origin, invariant=envelope.invariant, expected=envelope.expected, case=case)
     except CaseError as error:
         raise CaseError(f"{path}: {error}") from None
+
+
+def _check_names(path: Path, text: bytes) -> None:
+    """Raises `CaseError` for a name that an object has twice: of its values only one would be read."""
+
+    def once(pairs: list[tuple[str, Any]]) -> None:
+        for name, times in Counter(name for name, _ in pairs).items():
+            if times > 1:
+                raise CaseError(f"{path}: {name!r} is given {times} times in one object")
+
+    json.loads(text, object_pairs_hook=once)
 
 
 def _place(error: str, text: bytes) -> str:
@@ -125,7 +144,7 @@ def _place(error: str, text: bytes) -> str:
 
 
 def files(paths: Iterable[Path]) -> list[Path]:
-    """The case files among `paths`, directories standing for the .json files in them. Raises `CaseError`."""
+    """The case files among `paths`, each once, directories standing for the .json files in them. Raises `CaseError`."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -135,7 +154,7 @@ def files(paths: Iterable[Path]) -> list[Path]:
             found.extend(inside)
         else:
             found.append(path)
-    return found
+    return list(dict.fromkeys(found))
 
 
 def write(path: Path, entry: Entry) -> None:
@@ -207,7 +226,8 @@ def replay(path: Path, entry: Entry, sut: Sut) -> Replay:
     ok = None if expected is None else set(expected) == set(observed)
     usual = entry.expected.get(CLEAN, ())
     news = [number for number in observed if number not in usual] if expected is None else []
-    return Replay(str(path), sut.key, expected, observed, ok, [f"{v.invariant}: {v.message}" for v in found], news)
+    messages = dict.fromkeys(f"{violation.invariant}: {violation.message}" for violation in found)
+    return Replay(str(path), sut.key, expected, observed, ok, list(messages), news)
 
 
 def accept(replays: Iterable[Replay]) -> list[Path]:

@@ -186,6 +186,16 @@ BAD = {
         changed(lambda data: data.update(invariant="Z9")),
         "unknown invariant 'Z9'; known are B1",
     ),
+    "no-case": (changed(lambda data: data.pop("case")), "has no `case`"),
+    "a-name-twice": (
+        corpus.dumps(ENTRY).replace('"prompt_tokens": 4', '"prompt_tokens": 5, "prompt_tokens": 4').encode(),
+        "'prompt_tokens' is given 2 times in one object",
+    ),
+    "misspelt-fault": (
+        case_with(faults=[{**FAULT, "fault": "abort_al"}]),
+        r"; did you mean abort_all\?; what a plugin adds",
+    ),
+    "misspelt-field": (case_with(replica=2), r"; did you mean replicas\?\)"),
     "unknown-verdict": (changed(lambda data: data["expected"].update(x=["Z9"])), "unknown invariant 'Z9'"),
 }
 

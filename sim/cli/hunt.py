@@ -39,12 +39,20 @@ class _Kind(Registered):
         if value == "config":
             where = "rollcage preflight and properties/test_config.py hold them"
             self.fail(f"'config': C1, C2 and C3 are about start-up, before there is a world to hunt in; {where}", param)
+        if value in INVARIANTS:
+            self.fail(
+                f"{value!r} is an invariant, of kind {INVARIANTS[value].kind}; --only {value} looks for it", param
+            )
         return super().convert(value, param, ctx)
 
 
 @click.command()
 @click.option(
-    "--sut", "names", multiple=True, metavar="NAME", help="What to test; repeatable. Without it: a demonstration."
+    "--sut",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help=f"What to test; repeatable. Default: a demonstration on {' and '.join(DEMONSTRATION)}.",
 )
 @click.option(
     "--against",
@@ -52,7 +60,9 @@ class _Kind(Registered):
     metavar="NAME",
     help="Run this SUT on the same worlds and report where the two first differ.",
 )
-@click.option("--kind", "kinds", multiple=True, type=_Kind(lambda: KINDS), help="Which invariants; repeatable.")
+@click.option(
+    "--kind", "kinds", multiple=True, type=_Kind(lambda: KINDS, grows=False), help="Which invariants; repeatable."
+)
 @click.option(
     "--seconds",
     type=Seconds(0, _MOST_SECONDS, min_open=True),

@@ -28,6 +28,9 @@ GATE_SEED = 20_260_829
 """A gate gives the same verdict every time: a fixed seed, a fixed number of worlds."""
 
 
+_SUT_HELP = "system under test; repeatable (default: reference:pinned, and the planted bugs have to be caught)"
+
+
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -37,7 +40,7 @@ def _positive(text: str) -> int:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rollcage", "rollcage: properties of LLM rollout clients")
-    group.addoption("--sut", action="append", default=[], metavar="NAME", help="system under test; repeatable")
+    group.addoption("--sut", action="append", default=[], metavar="NAME", help=_SUT_HELP)
     group.addoption(
         "--worlds", type=_positive, default=DEFAULT_WORLDS, help="worlds for each SUT and kind (%(default)s)"
     )

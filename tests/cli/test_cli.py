@@ -173,6 +173,9 @@ def test_against_names_where_two_clients_differ_and_stops_there():
         (("hunt", "--sut", "stuck-gate"), "did you mean reference:stuck-gate?\n"),
         (("hunt", "--seconds", "60s"), "'60s' is not a number of seconds; did you mean 60?"),
         (("hunt", "--seconds", "2 min"), "did you mean 120?"),
+        (("hunt", "--kind", "B1"), "'B1' is an invariant, of kind budget; --only B1 looks for it"),
+        (("hunt", "--dialect", "wide"), "what a plugin adds is known with --plugin MODULE"),
+        (("hunt", "--only", "Z1"), "what a plugin adds is known with --plugin MODULE"),
         (("hunt", "--kind", "config"), "C1, C2 and C3 are about start-up"),
         (("hunt", "--sut", "no_such_module:build"), "'no_such_module' cannot be imported"),
         (("hunt", "--sut", "json:nothing"), "'nothing' in 'json' does not exist"),
@@ -596,6 +599,17 @@ def test_a_plugin_that_cannot_be_imported_is_one_line(verb, tmp_path):
 
 
 # The process
+
+
+def test_a_plugin_that_registers_nothing_is_told(tmp_path):
+    (tmp_path / "registers_nothing.py").write_text("x = 1\n")
+    code, _, err = rollcage("show", OVERRUN, "--sut", CLEAN, "--plugin", "registers_nothing")
+    assert (code, err) == (0, "warning: --plugin registers_nothing registers nothing\n")
+
+
+def test_a_sut_and_a_case_that_are_named_twice_are_run_once():
+    for arguments in (("--sut", CLEAN, "--sut", CLEAN, OVERRUN), ("--sut", CLEAN, OVERRUN, OVERRUN)):
+        assert "1 of 1 as expected" in rollcage("replay", *arguments)[1]
 
 
 def test_ctrl_c_saves_what_was_found(tmp_path):
