@@ -38,12 +38,14 @@ def _planted_names(metafunc: pytest.Metafunc) -> list[str]:
 def gate(
     named_suts: "list[Sut]",
     numbers_chosen: tuple[str, ...],
+    numbers_in_every_world: tuple[str, ...],
     waivers: "list[Waiver]",
     pytestconfig: pytest.Config,
     request: pytest.FixtureRequest,
 ) -> Callable[[], None]:
     """Searches the named SUTs (the clean built-in one by default): what is found must be in the corpus, or waived."""
     from sim.invariants.table import INVARIANTS
+    from sim.registry import PluginError
     from sim.sut.interface import SutError
     from sim.sut.registry import CLEAN, load_sut
     from sim.testing import assert_nothing_found, known_violations, search
@@ -66,10 +68,10 @@ def gate(
                     kind,
                     worlds=pytestconfig.getoption("--worlds"),
                     seed=pytestconfig.getoption("--search-seed"),
-                    numbers=numbers,
+                    numbers=(*numbers, *numbers_in_every_world),
                     known=known,
                 )
-            except SutError as error:
+            except (PluginError, SutError) as error:
                 pytest.fail(f"error: {error}", pytrace=False)
             found = [find.invariant for find in campaign.finds]
             print(f"{sut.key}: {campaign.worlds} worlds, known {sorted(campaign.seen)}, found {found}")

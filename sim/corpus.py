@@ -5,7 +5,10 @@ each SUT (by its key: a name, or name==version) the invariants that it violates 
 """
 
 import hashlib
+import itertools
+import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -90,10 +93,16 @@ def read(path: Path) -> Entry:
         try:
             envelope = _envelope_decoder.decode(text)
         except msgspec.ValidationError:
-            if "case" in msgspec.json.decode(text, type=dict[str, msgspec.Raw]):
+            fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+            if "case" in fields:
                 raise
-            return Entry(case=loads(text, str(path)))
+            if "budget" not in fields and fields.keys() & {"origin", "invariant", "expected"}:
+                raise CaseError(f"{path}: has no `case`; a kept case has its world there") from None
+            bare = Entry(case=loads(text, str(path)))
+            _check_names(path, text)
+            return bare
         case = loads(bytes(envelope.case), f"{path}: case")
+        _check_names(path, text)
     except msgspec.ValidationError as error:
         raise CaseError(f"{path}: {explained(error, plain_json(text), _Envelope)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -102,6 +111,17 @@ def read(path: Path) -> Entry:
         return Entry(origin=envelope.origin, invariant=envelope.invariant, expected=envelope.expected, case=case)
     except CaseError as error:
         raise CaseError(f"{path}: {error}") from None
+
+
+def _check_names(path: Path, text: bytes) -> None:
+    """Raises `CaseError` for a name that an object has twice: of its values only one would be read."""
+
+    def once(pairs: list[tuple[str, Any]]) -> None:
+        for name, times in Counter(name for name, _ in pairs).items():
+            if times > 1:
+                raise CaseError(f"{path}: {name!r} is given {times} times in one object")
+
+    json.loads(text, object_pairs_hook=once)
 
 
 def _place(error: str, text: bytes) -> str:
@@ -115,7 +135,7 @@ def _place(error: str, text: bytes) -> str:
 
 
 def files(paths: Iterable[Path]) -> list[Path]:
-    """The case files among `paths`, directories standing for the .json files in them. Raises `CaseError`."""
+    """The case files among `paths`, each once, directories standing for the .json files in them. Raises `CaseError`."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -125,7 +145,7 @@ def files(paths: Iterable[Path]) -> list[Path]:
             found.extend(inside)
         else:
             found.append(path)
-    return found
+    return list(dict.fromkeys(found))
 
 
 def write(path: Path, entry: Entry) -> None:
@@ -147,6 +167,32 @@ def digest_of(case: Case) -> str:
     return hashlib.blake2b(msgspec.json.encode(case), digest_size=16).hexdigest()
 
 
+def keep(folder: Path, about: str, sut_key: str, entry: Entry) -> Path:
+    """Writes what a search came upon into a folder, and returns where: a file that says as much already stays as it is,
+    and one that says something else is not overwritten."""
+    path = first = folder / file_name(about, sut_key, digest_of(entry.case))
+    for number in itertools.count(2):
+        if not path.exists():
+            write(path, entry)
+            return path
+        if _says_as_much(path, entry):
+            return path
+        path = first.with_stem(f"{first.stem}-{number}")
+    raise AssertionError("there are always more numbers")
+
+
+def _says_as_much(path: Path, entry: Entry) -> bool:
+    try:
+        kept = read(path)
+    except CaseError:
+        return False
+    same = (kept.case, kept.invariant) == (
+        entry.case,
+        entry.invariant,
+    ) and entry.expected.items() <= kept.expected.items()
+    return same and (bool(entry.expected) or kept.origin == entry.origin)
+
+
 def file_name(invariant: str, sut_key: str, digest: str) -> str:
     """A name for a new find."""
     return f"{invariant}-{re.sub(r'[^A-Za-z0-9.=_-]+', '-', sut_key)}-{digest[:8]}.json"
@@ -160,7 +206,8 @@ def replay(path: Path, entry: Entry, sut: Sut) -> Replay:
     ok = None if expected is None else set(expected) == set(observed)
     usual = entry.expected.get(CLEAN, ())
     news = [number for number in observed if number not in usual] if expected is None else []
-    return Replay(str(path), sut.key, expected, observed, ok, [f"{v.invariant}: {v.message}" for v in found], news)
+    messages = dict.fromkeys(f"{violation.invariant}: {violation.message}" for violation in found)
+    return Replay(str(path), sut.key, expected, observed, ok, list(messages), news)
 
 
 def accept(replays: Iterable[Replay]) -> list[Path]:

@@ -1,10 +1,13 @@
 """What Cases are made of: ranges of values, strict frozen data, and JSON read with errors that a person can act on."""
 
+import difflib
 import re
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta, inspect
+
+from sim.registry import FROM_PLUGINS
 
 __all__ = [
     "MAX_REPEAT",
@@ -70,9 +73,20 @@ def explained(error: msgspec.ValidationError, data: Any, kind: Any) -> str:
     if len(shown) > _SHOWN_CHARS:
         shown = shown[:_SHOWN_CHARS] + "…"
     if message.startswith(("Invalid", "Object contains unknown")):
-        allowed = _allowed(here, data)
-        return f"{message} (allowed are {', '.join(allowed)})" if allowed else message
+        return message + _hint(message, data, _allowed(here, data), steps[-1][0] if steps else "")
     return f"{message} (it is {shown})" if message.startswith("Expected") and steps else message
+
+
+def _hint(message: str, data: Any, allowed: list[str], field: str) -> str:
+    """What may stand in the place of an unknown name, and which of it may be meant."""
+    if not allowed:
+        return ""
+    unknown = re.search(r"unknown field `(.*?)`", message)
+    named = unknown[1] if unknown else str(data)
+    close = difflib.get_close_matches(named, [each.strip("'") for each in allowed], n=1)
+    guess = f"; did you mean {close[0]}?" if close else ""
+    plugins = f"; {FROM_PLUGINS}" if field == "fault" else ""
+    return f" (allowed are {', '.join(allowed)}{guess}{plugins})"
 
 
 def _options(here: Any) -> Any:

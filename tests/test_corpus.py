@@ -32,6 +32,21 @@ def test_files_have_the_usual_permissions(tmp_path):
     assert (tmp_path / "case.json").stat().st_mode & 0o777 == 0o640
 
 
+def test_what_is_kept_overwrites_nothing_that_says_something_else(tmp_path):
+    first = corpus.keep(tmp_path, "B1", "mine:build", ENTRY)
+    accepted = corpus.Entry(origin="here", invariant="B1", expected={**ENTRY.expected, "mine": []}, case=CASE)
+    corpus.write(first, accepted)
+    assert corpus.keep(tmp_path, "B1", "mine:build", ENTRY) == first
+    assert corpus.read(first) == accepted
+    other = corpus.Entry(origin="there", invariant="B1", expected={CLEAN: ["B1"]}, case=CASE)
+    second = corpus.keep(tmp_path, "B1", "mine:build", other)
+    assert second == first.with_stem(f"{first.stem}-2")
+    assert corpus.read(second) == other
+    failures = [corpus.Entry(origin=f"rollcage failed: {what}", case=CASE) for what in ("one", "other", "one")]
+    paths = [corpus.keep(tmp_path, "fault", "mine:build", each) for each in failures]
+    assert paths[0] == paths[2] != paths[1]
+
+
 def test_a_bare_case_can_be_read_too(tmp_path):
     (tmp_path / "bare.json").write_text(
         '{"budget": {"prompt_length": 4, "response_length": 10, "max_model_len": 64},'
@@ -172,6 +187,16 @@ BAD = {
         changed(lambda data: data.update(invariant="Z9")),
         "unknown invariant 'Z9'; known are B1",
     ),
+    "no-case": (changed(lambda data: data.pop("case")), "has no `case`"),
+    "a-name-twice": (
+        corpus.dumps(ENTRY).replace('"prompt_tokens": 4', '"prompt_tokens": 5, "prompt_tokens": 4').encode(),
+        "'prompt_tokens' is given 2 times in one object",
+    ),
+    "misspelt-fault": (
+        case_with(faults=[{**FAULT, "fault": "abort_al"}]),
+        r"; did you mean abort_all\?; what a plugin adds",
+    ),
+    "misspelt-field": (case_with(replica=2), r"; did you mean replicas\?\)"),
     "unknown-verdict": (changed(lambda data: data["expected"].update(x=["Z9"])), "unknown invariant 'Z9'"),
 }
 

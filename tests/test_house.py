@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = (
     ("clock", "tokens", "files"),
     ("engine", "startup"),
-    ("schema", "registry", "migrations", "policies", "dialects", "faults"),
+    ("schema", "registry", "records", "migrations", "policies", "dialects", "faults"),
     ("settings",),
     ("case",),
     ("events", "trace", "ledger", "budget"),

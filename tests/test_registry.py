@@ -2,7 +2,7 @@
 
 import pytest
 
-from sim.registry import RegistrationError, Registry, import_from_here
+from sim.registry import FROM_PLUGINS, RegistrationError, Registry, import_from_here
 
 
 @pytest.fixture
@@ -43,8 +43,11 @@ def test_what_cannot_be_a_name(colours, name):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("dark-blue", "unknown colour 'dark-blue' (did you mean dark-blue_2?); known are red, dark-blue_2"),
-        ("green", "unknown colour 'green'; known are red, dark-blue_2"),
+        (
+            "dark-blue",
+            "unknown colour 'dark-blue' (did you mean dark-blue_2?); known are red, dark-blue_2; " + FROM_PLUGINS,
+        ),
+        ("green", "unknown colour 'green'; known are red, dark-blue_2; " + FROM_PLUGINS),
     ],
 )
 def test_of_an_unknown_name_it_tells_the_closest_and_all(colours, name, told):

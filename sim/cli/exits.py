@@ -23,23 +23,31 @@ def unusable(why: str) -> NoReturn:
     sys.exit(UNUSABLE)
 
 
-@contextmanager
-def guarded() -> Iterator[None]:
-    """For all that may run a SUT: what it prints goes to standard error, and what a person can act on is one line. What
-    else is raised is a fault of ours."""
+def tell(error: Exception, ours: str = "This is a fault of rollcage, not of what is tested") -> int:
+    """Says what ended a command, and returns the exit code for it. What a person can act on is one line, below what a
+    plugin raised; what else is raised is a fault of `ours`."""
     from sim.files import FileError
-    from sim.registry import RegistrationError
+    from sim.registry import PluginError, RegistrationError
     from sim.schema import CaseError
     from sim.sut.interface import SutError
 
+    if isinstance(error, PluginError) and error.__cause__ is not None:
+        traceback.print_exception(error.__cause__)
+    if isinstance(error, CaseError | FileError | SutError | RegistrationError | PluginError):
+        click.echo(f"error: {error}", err=True)
+        return UNUSABLE
+    traceback.print_exception(error)
+    click.echo(f"\n{ours}", err=True)
+    return OUR_FAULT
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """For all that may run a SUT: what it prints goes to standard error, and what it raises ends the command."""
     try:
         with redirect_stdout(sys.stderr):
             yield
-    except (CaseError, FileError, SutError, RegistrationError) as error:
-        unusable(str(error))
     except (click.ClickException, click.exceptions.Exit, click.Abort, OSError):
         raise
     except Exception as error:
-        traceback.print_exception(error)
-        click.echo("\nThis is a fault of rollcage, not of what is tested", err=True)
-        sys.exit(OUR_FAULT)
+        sys.exit(tell(error))

@@ -19,7 +19,7 @@ from sim.cli.progress import progress_bar
 from sim.cli.suts import DEMONSTRATION, load_suts
 from sim.dialects import DIALECTS
 from sim.invariants.kinds import KINDS
-from sim.invariants.table import INVARIANTS, chosen
+from sim.invariants.table import INVARIANTS, chosen, in_every_world
 from sim.search.campaign import Bounds, Campaign, run_campaign
 from sim.search.classics import classic_cases
 from sim.search.compare import DIFFERS, against
@@ -40,12 +40,20 @@ class _Kind(Registered):
         if value == "config":
             where = "rollcage preflight and properties/test_config.py hold them"
             self.fail(f"'config': C1, C2 and C3 are about start-up, before there is a world to hunt in; {where}", param)
+        if value in INVARIANTS:
+            self.fail(
+                f"{value!r} is an invariant, of kind {INVARIANTS[value].kind}; --only {value} looks for it", param
+            )
         return super().convert(value, param, ctx)
 
 
 @click.command()
 @click.option(
-    "--sut", "names", multiple=True, metavar="NAME", help="What to test; repeatable. Without it: a demonstration."
+    "--sut",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help=f"What to test; repeatable. Default: a demonstration on {' and '.join(DEMONSTRATION)}.",
 )
 @click.option(
     "--against",
@@ -53,7 +61,9 @@ class _Kind(Registered):
     metavar="NAME",
     help="Run this SUT on the same worlds and report where the two first differ.",
 )
-@click.option("--kind", "kinds", multiple=True, type=_Kind(lambda: KINDS), help="Which invariants; repeatable.")
+@click.option(
+    "--kind", "kinds", multiple=True, type=_Kind(lambda: KINDS, grows=False), help="Which invariants; repeatable."
+)
 @click.option(
     "--seconds",
     type=Seconds(0, _MOST_SECONDS, min_open=True),
@@ -110,7 +120,8 @@ def hunt(
         _make_folder(save)
     if seed is None:
         seed = secrets.randbelow(2**32)
-    numbers = chosen(kinds or KINDS, sum(only, ()), sum(skip, ()))
+    wanted, unwanted = sum(only, ()), sum(skip, ())
+    numbers = chosen(kinds or KINDS, wanted, unwanted)
     if not numbers:
         raise click.UsageError("--kind, --only and --skip leave no invariant to look for")
     options = {"dialect": dialect, "policy": policies.get("budget", "turn"), "most_turns": most_turns}
@@ -118,10 +129,12 @@ def hunt(
     with guarded(), _Stopping() as stopping:
         suts = load_suts(names, policies)
         other = None if other_name is None else load_sut(other_name)
-        search = _Hunt(numbers, seed, Bounds(worlds, seconds), options, other, lambda: stopping.asked, save)
+        besides = in_every_world(wanted, unwanted)
+        search = _Hunt(numbers, besides, seed, Bounds(worlds, seconds), options, other, lambda: stopping.asked, save)
         for sut in suts:
             sought = demonstration and sut.name == DEMONSTRATION[0] and _DEMONSTRATED in numbers
-            campaigns.append((search._replace(numbers=(_DEMONSTRATED,)) if sought else search).of(sut))
+            one = search._replace(numbers=(_DEMONSTRATED,), besides=()) if sought else search
+            campaigns.append(one.of(sut))
             if campaigns[-1].interrupted or campaigns[-1].breakdown is not None:
                 break
     interrupted = any(campaign.interrupted for campaign in campaigns)
@@ -191,10 +204,11 @@ class _Stopping:
 
 
 class _Hunt(NamedTuple):
-    """How each SUT is searched. `numbers`: the invariants to look for; `options`: what the strategies vary; `other`:
-    the SUT that it is held against."""
+    """How each SUT is searched. `numbers`: the invariants to look for; `besides`: those that are judged in every world;
+    `options`: what the strategies vary; `other`: the SUT that it is held against."""
 
     numbers: Sequence[str]
+    besides: Sequence[str]
     seed: int
     bounds: Bounds
     options: dict[str, Any]
@@ -225,11 +239,12 @@ class _Hunt(NamedTuple):
                 part = run_campaign(
                     sut,
                     strategy(**self.options),
-                    (DIFFERS,) if compare is not None else numbers,
+                    (DIFFERS,) if compare is not None else (*numbers, *self.besides),
                     self.seed,
                     share,
                     progress,
                     compare,
+                    known={find.invariant for find in whole.finds},
                     stop=self.stop,
                     classics=classic_cases({INVARIANTS[number].kind for number in numbers}, **self.options),
                 )

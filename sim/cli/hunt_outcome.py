@@ -1,7 +1,6 @@
 """What a hunt found: kept in files, told, and as plain data."""
 
 import textwrap
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,8 +9,9 @@ import click
 
 from sim import corpus
 from sim.case import to_builtins
-from sim.cli.exits import OUR_FAULT, UNUSABLE
+from sim.cli.exits import tell
 from sim.invariants.table import INVARIANTS
+from sim.registry import PluginError
 from sim.report.world import find_report
 from sim.search.campaign import Campaign
 from sim.search.find import Find, size_of
@@ -81,15 +81,13 @@ class Outcome(NamedTuple):
 
 
 def _keep(seed: int, find: Find, run: Judged, folder: Path) -> Path:
-    path = folder / corpus.file_name(find.invariant, run.sut.key, corpus.digest_of(find.case))
     entry = corpus.Entry(
         origin=f"found by a search, seed {seed}",
         invariant=find.invariant if find.invariant in INVARIANTS else None,
         expected={run.sut.key: sorted({each.invariant for each in run.violations})},
         case=find.case,
     )
-    corpus.write(path, entry)
-    return path
+    return corpus.keep(folder, find.invariant, run.sut.key, entry)
 
 
 def told(outcomes: Sequence[Outcome], other: Sut | None, demonstration: bool) -> Iterator[str]:
@@ -148,14 +146,14 @@ def as_json(outcomes: Sequence[Outcome], seed: int) -> dict[str, Any]:
 
 
 def tell_breakdown(campaign: Campaign, folder: Path | None) -> int:
-    """What ended a campaign before its time, and the exit code for it. A fault of ours keeps its case."""
-    breakdown = campaign.breakdown
+    """What ended a campaign before its time, and the exit code for it. The case is kept, unless no case is at fault."""
+    breakdown, sut = campaign.breakdown, campaign.sut
     assert breakdown is not None
     if isinstance(breakdown.error, SutError):
-        click.echo(f"error: {breakdown.error}", err=True)
-        return UNUSABLE
-    traceback.print_exception(breakdown.error)
-    path = (folder or RESCUE_FOLDER) / corpus.file_name("fault", campaign.sut.key, corpus.digest_of(breakdown.case))
-    corpus.write(path, corpus.Entry(origin=f"rollcage failed: {breakdown.error!r}", case=breakdown.case))
-    click.echo(f"\nThis is a fault of rollcage, not of {campaign.sut.key}; its case is kept as {path}", err=True)
-    return OUR_FAULT
+        return tell(breakdown.error)
+    kind, who = ("plugin", "a plugin") if isinstance(breakdown.error, PluginError) else ("fault", "rollcage")
+    entry = corpus.Entry(origin=f"{who} failed: {breakdown.error!r}", case=breakdown.case)
+    path = corpus.keep(folder or RESCUE_FOLDER, kind, sut.key, entry)
+    code = tell(breakdown.error, f"This is a fault of rollcage, not of {sut.key}")
+    click.echo(f"its case is kept as {path}", err=True)
+    return code

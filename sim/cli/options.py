@@ -11,7 +11,7 @@ import click
 
 from sim.cli.exits import unusable
 from sim.policies import PolicyError, parsed
-from sim.registry import RegistrationError, load_installed_plugins, load_plugin
+from sim.registry import FROM_PLUGINS, RegistrationError, load_installed_plugins, load_plugin
 
 # Seconds
 
@@ -57,7 +57,8 @@ def _import(_ctx: click.Context, _param: click.Parameter, modules: tuple[str, ..
     with redirect_stdout(sys.stderr):
         for module in modules:
             try:
-                load_plugin(module)
+                if not load_plugin(module):
+                    click.echo(f"warning: --plugin {module} registers nothing", err=True)
             except RegistrationError as error:
                 unusable(f"--{error}")
         try:
@@ -117,15 +118,21 @@ class Numbers(click.ParamType[tuple[str, ...]]):
 class Registered(click.Choice[str]):
     """A choice of names that plugins may add to: they are asked for when it is made, not when it is declared."""
 
-    def __init__(self, names: Callable[[], Iterable[str]]) -> None:
+    def __init__(self, names: Callable[[], Iterable[str]], *, grows: bool = True) -> None:
         super().__init__(())
         self._names = names
+        self._grows = grows
 
     def _choice(self) -> click.Choice[str]:
         return click.Choice(tuple(self._names()))
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return self._choice().convert(value, param, ctx)
+        try:
+            return self._choice().convert(value, param, ctx)
+        except click.BadParameter as error:
+            if not self._grows:
+                raise
+            self.fail(f"{error.message.rstrip('.')}; {FROM_PLUGINS}", param, ctx)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
         return self._choice().get_metavar(param, ctx)

@@ -14,7 +14,7 @@ import click
 from sim import corpus
 from sim.cli.exits import FOUND, guarded, unusable
 from sim.cli.options import plugins, policy_option
-from sim.cli.suts import foreign_names, load_suts, suts_with_verdict
+from sim.cli.suts import DEMONSTRATION, foreign_names, load_suts, suts_with_verdict
 from sim.files import FileError
 from sim.report.table import table
 from sim.sut.framework import Sut
@@ -26,7 +26,11 @@ _Job = tuple[Path, corpus.Entry, Sut]
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="CASE...")
 @click.option(
-    "--sut", "names", multiple=True, metavar="NAME", help="On what; repeatable. Default: built-ins with a verdict."
+    "--sut",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help=f"On what; repeatable. Default: built-in ones that the case has a verdict for, else {' and '.join(DEMONSTRATION)}.",
 )
 @click.option(
     "--corpus", "folder", type=click.Path(path_type=Path), metavar="DIR", help="Replay every case in this folder."

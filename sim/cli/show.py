@@ -17,7 +17,7 @@ from sim.files import FileError, write_text
 from sim.report.page import page
 from sim.report.timeline import timeline as laid_out
 from sim.report.world import as_json, world_report
-from sim.sut.registry import load_sut
+from sim.sut.registry import CLEAN, load_sut
 from sim.verdicts import judged
 
 
@@ -27,7 +27,7 @@ from sim.verdicts import judged
     "--sut",
     "name",
     metavar="NAME",
-    help="On what (default: whom the case expects to violate something, else the known-good client).",
+    help=f"On what (default: whom the case expects to violate something, else the known-good client, {CLEAN}).",
 )
 @click.option("--timeline", type=click.Path(path_type=Path), metavar="FILE", help="Write a trace for ui.perfetto.dev.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page that needs nothing else.")

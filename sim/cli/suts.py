@@ -11,7 +11,8 @@ DEMONSTRATION = ("reference:deferred", CLEAN)
 
 
 def load_suts(names: Iterable[str], policies: Mapping[str, str]) -> list[Sut]:
-    return [load_sut(name, policies) for name in names]
+    """Each once."""
+    return [load_sut(name, policies) for name in dict.fromkeys(names)]
 
 
 def sut_to_show(entry: Entry, policies: Mapping[str, str]) -> Sut:

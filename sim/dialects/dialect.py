@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from sim.dialects.defaults import DefaultLimit, LengthSettings
+from sim.registry import blame
 
 Outcome = Literal["stop", "length", "abort", "refused", "error", "ill-formed"]
 """How a request ends. `refused`: turned away at the gate; `error`: the call raised; `ill-formed`: it raised over a
@@ -70,6 +71,11 @@ class Dialect:
     pause_waits_for: Literal["nothing", "admitted", "first token"] = "admitted"
     can_pause_without_abort: bool = False
 
+    @property
+    def ends(self) -> tuple[Outcome, ...]:
+        """How a request may end of which its client is told."""
+        return ("stop", "length", "abort", "refused") if self.can_reject else ("stop", "length", "abort")
+
     def room_tokens(self, lengths: LengthSettings, prompt_tokens: int) -> int:
         """Tokens that fit behind a prompt; negative when the prompt alone is too long."""
         return lengths.context_tokens - prompt_tokens - self.reserved_tokens
@@ -97,11 +103,25 @@ class Dialect:
                     self._check_limit(key, wanted, prompt_tokens, context_tokens)
                 break
         if rule == "default":
-            wanted = min(self.default.terms(lengths, prompt_tokens))
+            wanted = self.default_tokens(lengths, prompt_tokens)
         for key in self.unknown_keys:
             if key in params:
                 raise TypeError(f"SamplingParams got an unexpected keyword argument {key!r}")
         return Grant(max(self.least_grant, min(wanted, room)), rule, wanted, room)
+
+    def default_tokens(self, lengths: LengthSettings, prompt_tokens: int) -> int:
+        """The limit of a request that sets none."""
+        try:
+            return operator.index(min(self.default.terms(lengths, prompt_tokens)))
+        except Exception as error:
+            blame(error, self.default, f"dialect {self.name!r}, default.terms,")
+
+    def spelled_default(self, lengths: LengthSettings, prompt_tokens: int) -> str:
+        """How it comes about."""
+        try:
+            return self.default.spelled(lengths, prompt_tokens)
+        except Exception as error:
+            blame(error, self.default, f"dialect {self.name!r}, default.spelled,")
 
     def _check_limit(self, key: str, limit: int, prompt_tokens: int, context_tokens: int) -> None:
         if self.least_limit is not None and limit < self.least_limit:

@@ -5,13 +5,14 @@ from sim.faults.cancel import CancelClient
 from sim.faults.control import FailControl
 from sim.faults.crash import CrashReplica
 from sim.faults.fault import Fault, NamedIndex, Surroundings
+from sim.faults.kind import checked_kind
 from sim.faults.membership import AddReplica, ClearSticky, DelayReleases, RemoveReplica
 from sim.faults.requests import DelayAnswer, FailRequest, LoseAnswer
 from sim.faults.rolling_update import RollingUpdate
 from sim.faults.stage import Stage
 from sim.faults.triggers import AfterSent, AfterTokens, AtTime, Every, When
 from sim.faults.weight_update import WeightUpdate
-from sim.registry import RegistrationError, Registry
+from sim.registry import Registry
 
 FAULTS: Registry[type[Fault]] = Registry("fault")
 
@@ -19,11 +20,10 @@ FAULTS: Registry[type[Fault]] = Registry("fault")
 def register_fault(fault: type[Fault]) -> type[Fault]:
     """Makes a kind of fault known, so that Cases can hold it and searches draw it; may be used as a decorator.
 
-    Raises `RegistrationError` for a class that is no `Fault` with a tag of its own, and for a tag that is taken.
+    Raises `RegistrationError` for a class that is no `Fault` with a tag of its own, an `async def act` and fields that
+    a Case can hold, and for a tag that is taken.
     """
-    if not (isinstance(fault, type) and issubclass(fault, Fault) and fault.__struct_config__.tag):
-        raise RegistrationError(f"{fault!r} is no kind of fault: a subclass of Fault with a tag is needed")
-    return FAULTS.add(str(fault.__struct_config__.tag), fault)
+    return FAULTS.add(checked_kind(fault), fault)
 
 
 for _fault in (

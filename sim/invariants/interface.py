@@ -13,6 +13,7 @@ from sim.invariants.routing_log import RoutingLog
 from sim.invariants.violation import Severity, Violation
 from sim.ledger import Ledger, TurnRecord
 from sim.policies import Policies
+from sim.registry import PluginError, blame
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +72,19 @@ class Invariant:
     check: Callable[[Evidence], Iterable[Violation]]
     scope: Literal["sessions", "run"] = "sessions"
     severity: Severity = "violation"
+
+    def broken_in(self, evidence: Evidence) -> list[Violation]:
+        """What the check finds. Raises `PluginError` where a project's fails, or finds what is none of its own."""
+        named = f"invariant {self.number}"
+        try:
+            found = list(self.check(evidence))
+        except Exception as error:
+            blame(error, self.check, named)
+        for each in found:
+            if not isinstance(each, Violation):
+                raise PluginError(f"{named}: its check found {each!r}; a Violation is needed")
+            if each.invariant != self.number:
+                raise PluginError(
+                    f"{named}: its check found a Violation of {each.invariant!r}; it may find those of {self.number!r}"
+                )
+        return found

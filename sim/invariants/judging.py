@@ -242,7 +242,7 @@ class Judge:
         )
         for invariant in self._invariants:
             if findings.end is not None or invariant.scope == "sessions":
-                findings.add(invariant.check(evidence), self._most_violations)
+                findings.add(invariant.broken_in(evidence), self._most_violations)
         if self._read is not None:
             self._read(evidence)
         self._stale_updates.clear()

@@ -4,20 +4,17 @@ from collections.abc import Collection, Iterable
 
 from sim.invariants import alignment, budget, harness, lifecycle, liveness, routing, siblings, staleness, waste
 from sim.invariants.interface import Invariant
-from sim.invariants.kinds import KINDS
-from sim.registry import RegistrationError, Registry
+from sim.records import check_record
+from sim.registry import Registry
 
 INVARIANTS: Registry[Invariant] = Registry("invariant")
 """In the order in which they were registered, which is the order of verdicts."""
 
 
 def register_invariant(invariant: Invariant) -> Invariant:
-    """Adds an invariant, for all that judges afterwards. Raises `RegistrationError` where its number is taken or its
-    kind is not known."""
-    if invariant.kind not in KINDS:
-        raise RegistrationError(
-            f"invariant {invariant.number} is of kind {invariant.kind!r}; known are {', '.join(KINDS)}"
-        )
+    """Adds an invariant, for all that judges afterwards. Raises `RegistrationError` where its number is taken, and for
+    what cannot be an invariant."""
+    check_record(f"invariant {getattr(invariant, 'number', '?')}", invariant, Invariant)
     return INVARIANTS.add(invariant.number, invariant)
 
 
@@ -41,10 +38,16 @@ def chosen(kinds: Collection[str], only: Collection[str] = (), skip: Collection[
     )
 
 
+def in_every_world(only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[str, ...]:
+    """What is judged in the worlds of every kind, unless something else was asked for: one that never ends is a find,
+    whatever it was drawn for."""
+    return tuple(number for number in ("V1",) if number not in skip and (not only or number in only))
+
+
 def with_numbers(numbers: Iterable[str]) -> list[Invariant]:
-    """The invariants with these numbers. Raises ValueError that lists the known ones."""
+    """The invariants with these numbers, each once. Raises ValueError that lists the known ones."""
     found = []
-    for number in numbers:
+    for number in dict.fromkeys(numbers):
         if number not in INVARIANTS:
             raise ValueError(INVARIANTS.unknown(number))
         found.append(INVARIANTS[number])

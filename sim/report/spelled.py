@@ -65,7 +65,7 @@ def spelled_grant(case: Case, attempt: Attempt) -> str:
     if grant is None:
         return "none"
     if grant.rule == "default":
-        why = f"default {case.server.rules.default.spelled(case.budget, attempt.sent.prompt_tokens)}"
+        why = f"default {case.server.rules.spelled_default(case.budget, attempt.sent.prompt_tokens)}"
     else:
         why = f"{grant.rule} {grant.wanted_tokens}"
     clamped = "" if grant.tokens == grant.wanted_tokens else f", clamped to the room of {grant.room_tokens}"

@@ -10,11 +10,10 @@ MOST_MESSAGES = 6
 
 
 def turns_to_tell(ledger: Ledger, violations: Iterable[Violation], most: int) -> list[tuple[int, TurnRecord]]:
-    """(session, turn) in their order. Of more than `most`, those of sessions in violation go before others."""
+    """(session, turn) in their order. Of more than `most`, those of sessions in violation come first."""
     turns = ledger.turns()
     named = {violation.session for violation in violations}
-    chosen = sorted(range(len(turns)), key=lambda number: turns[number][0] not in named)[:most]
-    return [turns[number] for number in sorted(chosen)]
+    return turns if len(turns) <= most else sorted(turns, key=lambda turn: turn[0] not in named)[:most]
 
 
 def messages_of(violations: Iterable[Violation]) -> dict[str, list[str]]:

@@ -54,7 +54,7 @@ def shrink_world(case: Case, fails: Fails) -> Case:
 
 
 def _smaller(case: Case) -> Iterator[Case]:
-    """Every case that is smaller by one part; those that cannot be are left out."""
+    """Every case that is smaller by one part and can be. The dialect stays, since it was asked for."""
     data = to_builtins(case)
     for index in range(len(case.sessions)):
         yield from _valid(_without_session(data, index))
@@ -63,7 +63,12 @@ def _smaller(case: Case) -> Iterator[Case]:
     for path in _paths(data):
         if path[0] not in ("format", "schedule"):
             for changed in _reduced(data, path):
-                yield from _valid(changed)
+                if _dialect(changed) == _dialect(data):
+                    yield from _valid(changed)
+
+
+def _dialect(data: dict[str, Any]) -> Any:
+    return data.get("server", {}).get("dialect")
 
 
 def _valid(data: Any) -> Iterator[Case]:

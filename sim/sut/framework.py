@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 from sim.case import Case, Limit, Router
 from sim.engine.config import PauseMode
+from sim.registry import PluginError, blame
 from sim.servers.port import MakeOutput, MakeServer, RolloutServer
 from sim.servers.server import SimulatedServer
-from sim.sut.interface import Factory
+from sim.sut.interface import Factory, SutError
 from sim.trace import MAX_PARKED_S
 from sim.transport.handles import Handle
 from sim.transport.protocol import BalancerProtocol, RequestProtocol
@@ -75,6 +76,20 @@ class Framework:
     max_parked_s: float = MAX_PARKED_S
     callers: Mapping[str, bool] = field(default_factory=dict)
     policies: Mapping[str, str] = field(default_factory=dict)
+
+    def call(self, part: str, *args: Any) -> Any:
+        """Calls one of its functions that have to return something. Raises `SutError` of its own, and `PluginError`
+        where a project's function fails or returns nothing."""
+        function, named = getattr(self, part), f"framework {self.name!r}, {part}"
+        try:
+            made = function(*args)
+        except SutError:
+            raise
+        except Exception as error:
+            blame(error, function, named)
+        if made is None:
+            raise PluginError(f"{named}: it returned None")
+        return made
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ import difflib
 import textwrap
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
-from sim.registry import import_from_here
+from sim.registry import FROM_PLUGINS, PluginError, import_from_here, module_of_file, why_not_imported
 from sim.sut.framework import Sut
 from sim.sut.frameworks import FRAMEWORKS
 from sim.sut.interface import Factory, SutError, declared_by
@@ -44,7 +45,10 @@ def _load(name: str) -> Sut:
     if framework is not None:
         if name not in framework.suts:
             raise _unknown(name)
-        return framework.load(name)
+        sut = framework.call("load", name)
+        if not isinstance(sut, Sut):
+            raise PluginError(f"framework {prefix!r}, load: it returned {sut!r} for {name}; a Sut is needed")
+        return sut
     if prefix and rest:
         return _from_module(name, prefix, rest)
     raise _unknown(name)
@@ -63,15 +67,18 @@ def sut_of(name: str, factory: Factory) -> Sut:
 def _unknown(name: str) -> SutError:
     packages = [sut for framework in FRAMEWORKS.values() if framework is not REFERENCE for sut in framework.suts]
     known = {each.removeprefix("reference:"): each for each in (*builtin_names(), *packages)}
-    close = difflib.get_close_matches(name.removeprefix("reference:"), known, n=1)
+    close = [known[each] for each in difflib.get_close_matches(name.removeprefix("reference:"), known, n=1)]
+    if name and Path(name).with_suffix(".py").is_file():
+        close = [f"{module_of_file(name)}:FACTORY"]
     planted = textwrap.wrap(", ".join(builtin_names()[1:]), 96, break_on_hyphens=False)
     lines = [
-        f"unknown SUT {name!r}" + (f"; did you mean {known[close[0]]}?" if close else ""),
+        f"unknown SUT {name!r}" + (f"; did you mean {close[0]}?" if close else ""),
         f"  the known-good client: {CLEAN}",
         "  planted bugs:",
         *(f"    {line}" for line in planted),
         f"  the installed package: {', '.join(packages)}",
         "  your own: MODULE:FACTORY",
+        f"  {FROM_PLUGINS}",
     ]
     return SutError("\n".join(lines))
 
@@ -80,11 +87,12 @@ def _from_module(name: str, module: str, attribute: str) -> Sut:
     try:
         found = import_from_here(module)
     except (Exception, SystemExit) as error:  # whatever the module's own code raises
-        raise SutError(
-            f"SUT {name!r}: the module {module!r} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        raise SutError(f"SUT {name!r}: the module {module!r} cannot be imported: {why_not_imported(error)}") from error
     factory = getattr(found, attribute, None)
     if not callable(factory):
         has = "is not callable" if hasattr(found, attribute) else "does not exist"
-        raise SutError(f"SUT {name!r}: {attribute!r} in {module!r} {has}; a FACTORY(context) is needed")
+        callables = [each for each in dir(found) if each[0] != "_" and callable(getattr(found, each))]
+        close = difflib.get_close_matches(attribute, callables, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise SutError(f"SUT {name!r}: {attribute!r} in {module!r} {has}{hint}; a FACTORY(context) is needed")
     return sut_of(name, factory)

@@ -6,7 +6,7 @@ every pytest run, so it imports nothing heavy until a fixture is used.
 """
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,9 @@ GATE_SEED = 20_260_829
 """A gate gives the same verdict every time: a fixed seed, a fixed number of worlds."""
 
 
+_SUT_HELP = "system under test; repeatable (default: reference:pinned, and the planted bugs have to be caught)"
+
+
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -37,7 +40,7 @@ def _positive(text: str) -> int:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rollcage", "rollcage: properties of LLM rollout clients")
-    group.addoption("--sut", action="append", default=[], metavar="NAME", help="system under test; repeatable")
+    group.addoption("--sut", action="append", default=[], metavar="NAME", help=_SUT_HELP)
     group.addoption(
         "--worlds", type=_positive, default=DEFAULT_WORLDS, help="worlds for each SUT and kind (%(default)s)"
     )
@@ -68,14 +71,29 @@ def named_suts(pytestconfig: pytest.Config) -> "list[Sut]":
 @pytest.fixture(scope="session")
 def numbers_chosen(pytestconfig: pytest.Config) -> "tuple[str, ...]":
     """The invariants that --kind, --only and --skip leave."""
-    from sim.invariants.table import chosen, with_numbers
+    from sim.invariants.table import chosen
 
-    only, skip = ([each for text in pytestconfig.getoption(name) for each in text.split(",")] for name in _CHOOSING)
-    try:
-        with_numbers([*only, *skip])
-    except ValueError as error:
-        pytest.exit(f"error: {error}", returncode=2)
-    return chosen(pytestconfig.getoption("--kind") or KINDS, only, skip)
+    return chosen(pytestconfig.getoption("--kind") or KINDS, *_only_and_skip(pytestconfig))
+
+
+@pytest.fixture(scope="session")
+def numbers_in_every_world(pytestconfig: pytest.Config) -> "tuple[str, ...]":
+    """What is judged in the worlds of every kind, if --only and --skip leave it."""
+    from sim.invariants.table import in_every_world
+
+    return in_every_world(*_only_and_skip(pytestconfig))
+
+
+def _only_and_skip(pytestconfig: pytest.Config) -> "Iterator[list[str]]":
+    from sim.invariants.table import with_numbers
+
+    for name in ("--only", "--skip"):
+        numbers = [each for text in pytestconfig.getoption(name) for each in text.split(",")]
+        try:
+            with_numbers(numbers)
+        except ValueError as error:
+            pytest.exit(f"error: {error}", returncode=2)
+        yield numbers
 
 
 @pytest.fixture(scope="session")
@@ -91,9 +109,6 @@ def waivers(pytestconfig: pytest.Config) -> "list[Waiver]":
         pytest.exit(f"error: {error}", returncode=2)
 
 
-_CHOOSING = ("--only", "--skip")
-
-
 def search(
     sut: "Sut",
     kind: str,
@@ -104,13 +119,13 @@ def search(
     known: "Collection[Known]" = (),
     classics: bool = True,
 ) -> "Campaign":
-    """Searches `worlds` worlds for violations of a kind (or of the given invariants); the same finds every time.
+    """Searches `worlds` worlds for violations of a kind, or of the given invariants; the same finds every time.
 
     The kind's classic worlds are the first of them; without `classics` all are drawn. Violations that are `known` are
     counted and not reported. Raises what the harness or the SUT's factory raises.
     """
     from sim.case import dumps
-    from sim.invariants.table import numbers_of
+    from sim.invariants.table import in_every_world, numbers_of
     from sim.search.campaign import Bounds, run_campaign
     from sim.search.classics import classic_cases
     from sim.search.strategies import STRATEGIES
@@ -118,7 +133,7 @@ def search(
     campaign = run_campaign(
         sut,
         STRATEGIES[kind](),
-        numbers or numbers_of([kind]),
+        numbers or (*numbers_of([kind]), *in_every_world()),
         seed,
         Bounds(worlds=worlds),
         known=known,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from sim.registry import blame
 from sim.transport.protocol import BalancerProtocol
 
 Shown = tuple[tuple[int | None, ...] | None, int | None]
@@ -42,5 +43,8 @@ class BalancerPort:
         role = self.protocol.roles.get(name)
         if role is None:
             return ()
-        named = self.protocol.replicas(role, args, kwargs, result)
+        try:
+            named = list(self.protocol.replicas(role, args, kwargs, result))
+        except Exception as error:
+            blame(error, self.protocol.replicas, "balancer.replicas of the framework")
         return tuple([self._replica_of[each] for each in named if isinstance(each, str) and each in self._replica_of])

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 Send = Callable[..., "asyncio.Future[Any]"]
 """Sends a call with whatever arguments; its future brings what the callee returns or raises."""
@@ -12,6 +12,14 @@ class RemoteMethod(NamedTuple):
     """`remote(...)` sends the call."""
 
     remote: Send
+    name: str
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """As a method of a Ray actor, it cannot be called itself."""
+        raise TypeError(f"{self.name} is a method of a handle: call {self.name}.remote(…)")
+
+    def __await__(self) -> NoReturn:
+        self()
 
 
 class Handle:
@@ -34,7 +42,7 @@ class Handle:
         if not callable(getattr(callee, name, None)):
             has = ", ".join(each for each in dir(callee) if each[0] != "_" and callable(getattr(callee, each, None)))
             raise AttributeError(f"{self._what}.{name}: the {self._what} has no such method; it has {has}")
-        method = RemoteMethod(self._sender(name))
+        method = RemoteMethod(self._sender(name), f"{self._what}.{name}")
         self.__dict__[name] = method
         return method
 

@@ -10,11 +10,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any, NamedTuple, Protocol
 
 from sim.case import Transport
 from sim.clock import NS_PER_S, to_ns
 from sim.events import Acquired, Awaited, Delivered, Discarded, Lost, Message, Sent, spelled
+from sim.registry import PluginError
 from sim.servers.failures import ActorUnavailableError, CallFailed
 from sim.servers.port import Answer, Clock
 from sim.tokens import Ids, ids_as_runs
@@ -51,9 +54,10 @@ has come. For who leads a world through an observed order of messages, or notes 
 
 
 class OwnFault(Exception):
-    """Raised to the loop where a server, which is ours, does not hold what it asserts: no caller is told."""
+    """Raised to the loop where a server, which is ours, does not hold what it asserts, or a plugin fails: no caller is
+    told."""
 
-    def __init__(self, error: AssertionError) -> None:
+    def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
 
@@ -77,8 +81,21 @@ def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | N
     return True
 
 
-def _fail(error: AssertionError) -> None:
+def _fail(error: Exception) -> None:
     raise OwnFault(error) from error
+
+
+_NOBODYS = (AssertionError, PluginError)
+"""What no caller is told."""
+
+_OUR_FOLDER = str(Path(__file__).parent)
+
+
+def was_brought(error: Exception) -> bool:
+    """Whether a call brought it (its callee raised it, or it was no call of that callee), and not whoever made calls
+    raised it on his own."""
+    frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    return isinstance(error, CallFailed) or any(name.startswith(_OUR_FOLDER) for name in frames)
 
 
 _NO_ANSWER = Answer(0, None)
@@ -209,7 +226,7 @@ class Wire:
     ) -> None:
         try:
             answer = asyncio.ensure_future(generate(call.request, *args, **kwargs))
-        except AssertionError as error:
+        except _NOBODYS as error:
             raise OwnFault(error) from error
         except Exception as error:
             self._send_back(call, None, error)
@@ -219,7 +236,7 @@ class Wire:
     def _answered(self, call: Call, answer: "asyncio.Future[Answer]") -> None:
         """The output is not copied: the server has made it for this call alone."""
         error = answer.exception()
-        if isinstance(error, AssertionError):
+        if isinstance(error, _NOBODYS):
             raise OwnFault(error) from error
         self._send_back(call, None if error is not None else answer.result(), error)
 
@@ -268,7 +285,7 @@ class Wire:
             await asyncio.sleep(self._server_delay_ns / NS_PER_S)
         try:
             result = await method(*args, **kwargs)
-        except AssertionError as error:
+        except _NOBODYS as error:
             self._loop.call_soon(_fail, error)
         except Exception as error:
             _settle(future, None, error)
@@ -355,7 +372,11 @@ class Wire:
         error: Exception | None,
     ) -> None:
         port.messages_in_flight -= 1
-        replicas = port.replicas_of(name, args, kwargs, result)
+        try:
+            replicas = port.replicas_of(name, args, kwargs, result)
+        except PluginError as error_of_plugin:
+            self._loop.call_soon(_fail, error_of_plugin)
+            replicas = ()
         loads, total = port.shown()
         self._trace.add(
             Message(

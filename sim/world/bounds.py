@@ -101,7 +101,7 @@ def _work(case: Case, token_s: float, call_s: float) -> _Work:
     total_s, budget_tokens = 0.0, 0
     for index, session in enumerate(case.sessions):
         limit = explicit_limit(case, index)
-        default_tokens = min(case.server.rules.default.terms(case.budget, session.prompt_tokens))
+        default_tokens = case.server.rules.default_tokens(case.budget, session.prompt_tokens)
         grant_tokens = max(case.budget.response_length, default_tokens, 0 if limit is None else limit.tokens)
         # A client may ask for all of the context, and a wrong one is granted everything anew at each abort.
         most_tokens = case.budget.context_tokens

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from inspect import isawaitable, iscoroutine
 from pathlib import Path
 from traceback import StackSummary, walk_tb
 from typing import Any, cast
@@ -10,8 +11,9 @@ import msgspec
 
 from sim.case import Case
 from sim.events import TurnEnded, TurnStarted, spelled, without_addresses
+from sim.registry import PluginError
 from sim.servers.port import Clock
-from sim.sut.framework import Sut
+from sim.sut.framework import Returned, Sut
 from sim.sut.interface import Client, Context, SutError, declared_by
 from sim.tokens import Tokens, ids_as_runs, log_probs_as_runs
 from sim.trace import MOST_RAISED_KEPT, Trace
@@ -25,6 +27,8 @@ from sim.world.ports import Network
 
 _OUR_FOLDERS = (str(Path(__file__).parent), str(Path(wire.__file__).parent))
 """Whose frames say nothing in a client's traceback."""
+
+_SPELLED_CHARS = 60
 
 
 class ObservedClient:
@@ -54,10 +58,13 @@ class ObservedClient:
         current_turn.set(TurnInProgress(session, turn))
         before = copied(sampling_params)
         try:
-            output = await self._client.generate(
+            call: Any = self._client.generate(
                 request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs
             )
-            self._end(session, turn, before, sampling_params, *self._returned(output))
+            if not isawaitable(call):
+                raise TypeError(f"generate returned {_short(call)}, which cannot be awaited: async def is needed")
+            output = await call
+            self._end(session, turn, before, sampling_params, *self._read(output))
         except asyncio.CancelledError:
             self._end(session, turn, before, sampling_params, outcome="cancelled")
             raise
@@ -72,6 +79,16 @@ class ObservedClient:
             self._end(session, turn, before, sampling_params, outcome="error", error=text)
             raise
         return output
+
+    def _read(self, output: Any) -> Returned:
+        """What the client returned. Raises TypeError that says what it is and what is needed."""
+        try:
+            found = self._returned(output)
+        except Exception as error:
+            raise TypeError(f"generate returned {_short(output)}: {error}") from None
+        if not isinstance(found, Returned):
+            raise PluginError(f"a framework's returned gave {found!r}; a Returned is needed")
+        return found
 
     def end_session(self, session: int) -> None:
         """Nothing more will be asked for it."""
@@ -109,6 +126,11 @@ class ObservedClient:
                 None if log_probs is None else log_probs_as_runs(log_probs),
             )
         )
+
+
+def _short(value: object) -> str:
+    text = without_addresses(repr(value))
+    return text if len(text) <= _SPELLED_CHARS else f"{text[:_SPELLED_CHARS]}…"
 
 
 def takes_runs(client: Any) -> bool:
@@ -164,22 +186,27 @@ class Parties:
 
     def _default_balancer(self) -> Handle:
         if self._registered is None:
-            self._register(self._sut.framework.make_balancer(dict(self._servers), self._case.router))
+            self._register(self._sut.framework.call("make_balancer", dict(self._servers), self._case.router))
         return self.balancer
 
     def _built(self, case: Case) -> Any:
-        config = self._sut.framework.make_config(case)
+        config = self._sut.framework.call("make_config", case)
         return self._sut.factory(Context(config, self._servers, self._make_balancer, self._default_balancer))
 
     def _make_client(self) -> Client:
         named = f"the factory of SUT {self._sut.name!r}"
         try:
             client = self._built(self._case)
+        except PluginError:
+            raise
         except (Exception, SystemExit) as error:
             if isinstance(error, SystemExit) or not self._suits_usual_config():
                 raise SutError(f"{named} raised {type(error).__name__}: {error}") from error
             client = _NoClient(error)
             self.factory_raised = True
+        if iscoroutine(client):
+            client.close()
+            raise SutError(f"{named} is an async def; a plain function that returns a client is needed")
         if isinstance(client, tuple) and len(client) == 2:
             client, balancer = client
             if balancer is not self._registered or self._registered is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from sim.case import Case
@@ -20,6 +21,7 @@ from sim.clock import (
 )
 from sim.events import FaultFired, Logged, Message, WorldEnded, spelled, without_addresses
 from sim.faults import Every, Fault
+from sim.registry import PluginError, blamed
 from sim.servers.gate import SubmissionGate
 from sim.servers.mortal import MortalServer
 from sim.servers.port import RolloutServer, ServerParts
@@ -28,7 +30,7 @@ from sim.sut.framework import Sut
 from sim.sut.interface import SutError
 from sim.tokens import LogProbs, Tokens
 from sim.trace import Observer, Trace
-from sim.transport.wire import OwnFault
+from sim.transport.wire import OwnFault, was_brought
 from sim.world.bounds import bounds_of
 from sim.world.client import ObservedClient, Parties, takes_runs
 from sim.world.model import FakeModel
@@ -82,7 +84,8 @@ class World:
         self._servers: list[MortalServer] = []
         self._sessions: Sessions | None = None
         self._fault: Exception | None = None
-        """What a server of ours raised in its own time, or asserts when it is called: no client is to blame."""
+        """What a server of ours or a plugin raised in its own time, or asserts when it is called: no client is to
+        blame."""
         self._client_takes_runs = False
 
     def run(self) -> Trace:
@@ -145,7 +148,7 @@ class World:
         callback, error = getattr(context.get("handle"), "_callback", None), context.get("exception")
         if isinstance(error, OwnFault):
             self._fault = self._fault or error.error
-        elif isinstance(getattr(callback, "__self__", None), SimulatedServer):
+        elif isinstance(getattr(callback, "__self__", None), SimulatedServer) or isinstance(error, PluginError):
             self._fault = self._fault or error
         self.heard("asyncio", f"{context.get('message')}: {context.get('exception')!r}")
 
@@ -155,7 +158,7 @@ class World:
         triggers, model = Triggers(case, loop), FakeModel(case)
         network = self._network = self.ports.make_network(case.transport, framework.requests, loop, trace, triggers)
         self._servers = [self._make_server(replica, model, triggers) for replica in range(case.replicas)]
-        handles = [network.server_handle(each.replica, framework.make_face(each)) for each in self._servers]
+        handles = [network.server_handle(each.replica, framework.call("make_face", each)) for each in self._servers]
         names = [f"replica-{replica}" for replica in range(case.replicas)]
         parties = self._parties = Parties(case, self.sut, dict(zip(names, handles, strict=True)), network)
         trace.factory_raised = parties.factory_raised
@@ -163,7 +166,7 @@ class World:
         trace.first_loads = parties.port.shown()[0]
         self._client_takes_runs = takes_runs(parties.client)
         client = ObservedClient(case, self.sut, parties.client, loop, trace, model)
-        sessions = self._sessions = Sessions(case, client, loop, trace, framework.make_params)
+        sessions = self._sessions = Sessions(case, client, loop, trace, partial(framework.call, "make_params"))
         sessions.begin()
         stage = WorldStage(
             framework, loop, trace, network, names, self._servers, handles, parties.balancer, sessions.live
@@ -207,7 +210,7 @@ class World:
         """What a server answers, its tokens as the client takes them."""
         if not self._client_takes_runs:
             token_ids, log_probs = list(token_ids), None if log_probs is None else list(log_probs)
-        return self.sut.framework.make_output(token_ids, log_probs, stop_reason, version)
+        return self.sut.framework.call("make_output", token_ids, log_probs, stop_reason, version)
 
     async def _run_fault(
         self, stage: WorldStage, triggers: Triggers, index: int, fault: Fault, acting: "list[asyncio.Task[None]]"
@@ -227,13 +230,17 @@ class World:
         self.trace.add(FaultFired(self.loop.now_ns, index, _kind(fault), note))
 
     async def _act(self, stage: WorldStage, index: int, fault: Fault) -> None:
-        """Does what the fault says. What it raises is on the trace: a trainer's failure is not the world's."""
+        """Does what the fault says. What its calls bring is on the trace: a trainer's failure is not the world's."""
         fired = FaultFired(self.loop.now_ns, index, _kind(fault))
         self.trace.add_open(fired)
         try:
-            note = await fault.act(stage)
+            note = await fault.act(stage) or ""
+            if not isinstance(note, str):
+                raise PluginError(f"fault {fired.kind!r}: its act returned {note!r}; a string is needed")
         except Exception as error:
             note = spelled(error)
+            if not was_brought(error):
+                self._fault = self._fault or blamed(error, fault, f"fault {fired.kind!r}")
         self.trace.amend(fired, FaultFired(fired.t_ns, index, fired.kind, note) if note else fired)
 
     @property

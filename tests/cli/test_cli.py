@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,8 +16,8 @@ from sim.case import Budget, Case, Session
 from sim.cli import hunt
 from sim.cli.main import main
 from sim.clock import watchdog
-from sim.invariants.interface import Invariant
-from sim.invariants.table import INVARIANTS, register_invariant
+from sim.invariants.kinds import KINDS
+from sim.invariants.table import numbers_of
 from sim.search import campaign as campaign_module
 from sim.sut.registry import CLEAN, builtin_names
 
@@ -50,6 +51,9 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 400)
+
+
+HANGS = "await asyncio.Event().wait()"
 
 
 @pytest.fixture
@@ -169,6 +173,9 @@ def test_against_names_where_two_clients_differ_and_stops_there():
         (("hunt", "--sut", "stuck-gate"), "did you mean reference:stuck-gate?\n"),
         (("hunt", "--seconds", "60s"), "'60s' is not a number of seconds; did you mean 60?"),
         (("hunt", "--seconds", "2 min"), "did you mean 120?"),
+        (("hunt", "--kind", "B1"), "'B1' is an invariant, of kind budget; --only B1 looks for it"),
+        (("hunt", "--dialect", "wide"), "what a plugin adds is known with --plugin MODULE"),
+        (("hunt", "--only", "Z1"), "what a plugin adds is known with --plugin MODULE"),
         (("hunt", "--kind", "config"), "C1, C2 and C3 are about start-up"),
         (("hunt", "--sut", "no_such_module:build"), "'no_such_module' cannot be imported"),
         (("hunt", "--sut", "json:nothing"), "'nothing' in 'json' does not exist"),
@@ -324,6 +331,22 @@ def test_a_client_that_does_nothing_does_not_look_clean(client, how):
     assert shown[1].splitlines()[1] == f"warning: {result['warning']}"
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if numbers_of([kind])])
+def test_a_world_that_never_ends_is_a_find_whatever_it_was_drawn_for(client, kind):
+    hunt = ("hunt", "--sut", client(HANGS), "--kind", kind, "--worlds", 8, "--seed", 1)
+    code, out, _ = rollcage(*hunt)
+    assert code == 1
+    assert re.search(r"deadlock at .* with \d+ sessions open", out)
+    if kind != "liveness":  # of which it would leave nothing
+        assert "V1 violated" not in rollcage(*hunt, "--skip", "V1")[1]
+
+
+def test_a_world_that_never_ends_is_found_once(client):
+    found = json.loads(rollcage("hunt", "--sut", client(HANGS), "--worlds", 16, "--seed", 1, "--json")[1])["suts"]
+    numbers = [each["invariant"] for sut in found.values() for each in sut["violations"]]
+    assert numbers.count("V1") == 1
+
+
 def test_a_client_that_does_something_is_not_warned_of():
     assert "warning" not in rollcage("hunt", "--sut", CLEAN, "--worlds", 5, "--seed", 1)[1]
 
@@ -414,31 +437,30 @@ def test_junk_that_a_client_puts_where_numbers_are_due_crashes_nothing(client):
 
 
 @pytest.fixture
-def _broken_invariant():
-    def broken(evidence):
-        raise ZeroDivisionError("an invariant fell over")
+def _broken_judge(monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("the judge fell over")
 
-    with INVARIANTS.forgetting():
-        register_invariant(Invariant("Z1", "lifecycle", "Broken.", broken))
-        yield
+    for where in ("sim.search.campaign", "sim.corpus", "sim.cli.show"):
+        monkeypatch.setattr(f"{where}.judged", broken)
 
 
-@pytest.mark.usefixtures("_broken_invariant")
+@pytest.mark.usefixtures("_broken_judge")
 def test_a_fault_of_the_harness_is_3_with_its_case_kept(tmp_path):
     code, out, err = rollcage("hunt", "--sut", CLEAN, "--kind", "lifecycle", "--worlds", 5, "--json")
     assert (code, out) == (3, "")
-    assert "This is a fault of rollcage, not of reference:pinned; its case is kept as found" in err
+    assert "This is a fault of rollcage, not of reference:pinned\nits case is kept as found" in err
     (kept,) = (tmp_path / "found").iterdir()
-    assert "an invariant fell over" in corpus.read(kept).origin
+    assert "the judge fell over" in corpus.read(kept).origin
 
 
-@pytest.mark.usefixtures("_broken_invariant")
+@pytest.mark.usefixtures("_broken_judge")
 @pytest.mark.parametrize("verb", ["replay", "show"])
 def test_a_fault_of_the_harness_in_one_case_is_3_too(verb):
     code, out, err = rollcage(verb, OVERRUN, "--json")
     assert (code, out) == (3, "")
     assert err.endswith(
-        "ZeroDivisionError: an invariant fell over\n\nThis is a fault of rollcage, not of what is tested\n"
+        "ZeroDivisionError: the judge fell over\n\nThis is a fault of rollcage, not of what is tested\n"
     )
 
 
@@ -612,6 +634,17 @@ def test_a_plugin_that_cannot_be_imported_is_one_line(verb, tmp_path):
 
 
 # The process
+
+
+def test_a_plugin_that_registers_nothing_is_told(tmp_path):
+    (tmp_path / "registers_nothing.py").write_text("x = 1\n")
+    code, _, err = rollcage("show", OVERRUN, "--sut", CLEAN, "--plugin", "registers_nothing")
+    assert (code, err) == (0, "warning: --plugin registers_nothing registers nothing\n")
+
+
+def test_a_sut_and_a_case_that_are_named_twice_are_run_once():
+    for arguments in (("--sut", CLEAN, "--sut", CLEAN, OVERRUN), ("--sut", CLEAN, OVERRUN, OVERRUN)):
+        assert "1 of 1 as expected" in rollcage("replay", *arguments)[1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])

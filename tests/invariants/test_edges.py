@@ -314,5 +314,5 @@ def test_d1_where_two_runs_differ_in_what_is_kept_no_longer():
 def test_kinds_choose_their_invariants():
     assert numbers_of(["liveness"]) == ("V1",)
     assert numbers_of(["staleness", "harness"]) == ("S1", "S2", "D1")
-    assert numbers_of(["waste"]) == (), "which only warns"
+    assert numbers_of(["waste"]) == ("W2",), "W1 only warns"
     assert numbers_of([]) == ()

@@ -69,7 +69,7 @@ def test_a_number_stands_for_one_invariant():
 
 
 def test_a_kind_must_be_known():
-    with pytest.raises(ValueError, match="X1 is of kind 'colour'; known are budget, alignment, lifecycle"):
+    with pytest.raises(ValueError, match="invariant X1: kind is 'colour'; 'budget' or 'alignment' or 'lifecycle'"):
         register_invariant(Invariant("X1", "colour", "Prompts are blue.", check_odd_prompts))
     assert "X1" not in INVARIANTS
 

@@ -104,7 +104,7 @@ def test_many_turns_are_cut_and_those_in_violation_stay():
     sessions = tuple(Session(4, arrival_s=float(index)) for index in range(15))
     case = Case(Budget(8, 10, 64), sessions, (WeightUpdate(AfterTokens(14, 5)),))
     text = report(case)
-    assert text.index("session 0 turn 0") < text.index("session 10 turn 0") < text.index("session 14 turn 0")
+    assert text.index("session 14 turn 0") < text.index("session 0 turn 0") < text.index("session 10 turn 0")
     assert "session 11 turn 0" not in text
     assert "… and 3 more turns" in text
 

@@ -8,6 +8,7 @@ from sim.case import dumps
 from sim.invariants.interface import Invariant
 from sim.invariants.judging import judge
 from sim.invariants.table import INVARIANTS, numbers_of, register_invariant
+from sim.registry import PluginError
 from sim.search import campaign as campaign_module
 from sim.search import shrink as shrink_module
 from sim.search.campaign import Bounds, run_campaign
@@ -190,7 +191,8 @@ def test_a_fault_of_the_harness_is_no_find_and_keeps_its_case():
         register_invariant(Invariant("X2", "budget", "Broken.", broken))
         campaign = hunt(load_sut(CLEAN), ("X2",), worlds=400)
     assert campaign.finds == []
-    assert isinstance(campaign.breakdown.error, AssertionError)
+    assert isinstance(campaign.breakdown.error, PluginError)
+    assert isinstance(campaign.breakdown.error.__cause__, AssertionError)
     assert len(campaign.breakdown.case.sessions) >= 3
     assert campaign.worlds < 400
 

@@ -29,7 +29,7 @@ def _forgetful():
 def kind(name, **fields):
     """A kind of fault with these fields, each a type or (type, default)."""
     pairs = [(key, *(of if isinstance(of, tuple) else (of,))) for key, of in fields.items()]
-    return register_fault(msgspec.defstruct(name, pairs, bases=(Fault,), frozen=True, tag=name, kw_only=True))
+    return register_fault(msgspec.defstruct(name.title(), pairs, bases=(Fault,), frozen=True, tag=name, kw_only=True))
 
 
 def drawn(strategy, of, condition=lambda fault: True, *phases):

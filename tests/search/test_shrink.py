@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sim.case import Budget, Case, Limit, Schedule, Session, Transport, Turn, explicit_limit
+from sim.case import Budget, Case, Limit, Schedule, ServerSettings, Session, Transport, Turn, explicit_limit
 from sim.faults import AbortAll, AbortRequest, AfterSent, AfterTokens, AtTime, CancelClient, RemoveReplica, WeightUpdate
 from sim.invariants.judging import judge
 from sim.report.spelled import schedule_line
@@ -49,6 +49,11 @@ def test_what_fails_in_fifo_order_too_is_no_race():
     shrunk = shrink_schedule(RANDOM, load_sut(CLEAN), lambda case: True)
     assert shrunk.schedule == Schedule()
     assert schedule_line(shrunk) == "schedule: FIFO, no deviations: not a race"
+
+
+def test_the_dialect_that_was_asked_for_stays():
+    case = Case(CASE.budget, CASE.sessions, server=ServerSettings("sglang", prefill_s=2.0))
+    assert shrink_world(case, lambda _: True).server == ServerSettings("sglang")
 
 
 def test_a_case_that_is_fifo_already_costs_no_run():

@@ -86,3 +86,18 @@ def test_ray_actor_classes_are_unwrapped():
 
     sut = sut_of("ray", lambda context: PinnedClient(context.config, context.make_balancer(ActorClass)))
     assert run_world(CASE, sut).is_done
+
+
+def test_a_file_or_a_name_that_is_nearly_right_is_answered_with_the_right_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rollcage_near.py").write_text("def build(context): ...\n")
+    for name in ("rollcage_near", "rollcage_near.py"):
+        with pytest.raises(SutError, match="did you mean rollcage_near:FACTORY"):
+            load_sut(name)
+    with pytest.raises(SutError, match=r"'rollcage_near\.py' is a file; its module is needed, rollcage_near"):
+        load_sut("rollcage_near.py:build")
+    with pytest.raises(SutError, match=r"'bild' in 'rollcage_near' does not exist \(did you mean build\?\)"):
+        load_sut("rollcage_near:bild")
+    (tmp_path / "rollcage_wrong.py").write_text("\n\nimport no_such_module\n")
+    with pytest.raises(SutError, match=r"No module named 'no_such_module' \(.*rollcage_wrong\.py, line 3\)"):
+        load_sut("rollcage_wrong:build")

@@ -131,6 +131,17 @@ def test_a_search_in_which_nothing_happens_says_so():
         search(sut, "budget", worlds=5)
 
 
+def test_the_gate_is_told_of_worlds_of_any_kind_that_never_end(properties, pytester):
+    pytester.makepyfile(
+        hanging="import asyncio\nfrom sim.sut.reference.client import PinnedClient\n"
+        "class Client(PinnedClient):\n    async def generate(self, *_, **__):\n        await asyncio.Event().wait()\n"
+        "def build(context):\n    return Client(context.config, context.balancer)\n"
+    )
+    gate = ("--sut", "hanging:build", "--worlds", "3", "--kind", "routing", "copy/test_routing.py")
+    assert "V1 violated" in properties(*gate).stdout.str()
+    assert "V1 violated" not in properties(*gate, "--skip", "V1").stdout.str()
+
+
 def test_a_fault_of_the_harness_is_raised_with_its_case(monkeypatch):
     from sim.search import campaign
 

@@ -181,3 +181,53 @@ def test_a_warning_whose_arguments_do_not_fit_is_heard_as_it_is(capfd):
 
     assert events(run_world(Case(BUDGET, (ONE,)), sut(Odd)), Logged)[0].text == "%d"
     assert capfd.readouterr() == ("", "")
+
+
+# What a client gets wrong at first
+
+
+class Hasty(PinnedClient):
+    async def generate(self, request_id, **kwargs):
+        await self.balancer.acquire_server(request_id)
+
+
+class Synchronous(PinnedClient):
+    def generate(self, request_id, **kwargs):
+        return [1, 2]
+
+
+def returning(value):
+    class Returning(PinnedClient):
+        async def generate(self, request_id, **kwargs):
+            return value
+
+    return Returning
+
+
+@pytest.mark.parametrize(
+    ("client", "told"),
+    [
+        (
+            returning(None),
+            "TypeError: generate returned None: it has no token_ids, stop_reason, extra_fields; something",
+        ),
+        (returning([1, 2]), "TypeError: generate returned [1, 2]: it has no token_ids"),
+        (Synchronous, "TypeError: generate returned [1, 2], which cannot be awaited: async def is needed"),
+        (Hasty, "balancer.acquire_server is a method of a handle: call balancer.acquire_server.remote(…)"),
+    ],
+)
+def test_what_a_client_gets_wrong_is_told_in_its_own_terms(client, told):
+    trace = run_world(Case(BUDGET, (ONE,)), sut(client))
+    (ended,) = events(trace, TurnEnded)
+    assert told in ended.error
+    assert not any("/sim/" in frame.filename for stack in trace.raised.values() for frame in stack)
+
+
+def test_a_factory_that_is_async_is_told_so():
+    async def build(context):
+        return PinnedClient(context.config, context.balancer)
+
+    with pytest.raises(
+        SutError, match="the factory of SUT 'late' is an async def; a plain function that returns a client"
+    ):
+        run_world(Case(BUDGET, (ONE,)), sut_of("late", build))

@@ -37,6 +37,10 @@ def make_output(
 
 def returned(output: Any) -> Returned:
     """What a client's call returned."""
+    lacking = [name for name in ("token_ids", "stop_reason", "extra_fields") if not hasattr(output, name)]
+    if lacking:
+        needed = "something with token_ids, log_probs, stop_reason and extra_fields is needed"
+        raise TypeError(f"it has no {', '.join(lacking)}; {needed}")
     extra = output.extra_fields or {}
     versions = extra.get("min_global_steps"), extra.get("max_global_steps")
     return Returned(output.token_ids, output.stop_reason, *versions, getattr(output, "log_probs", None))
