@@ -143,7 +143,7 @@ def import_from_here(module: str) -> ModuleType:
 
 def why_not_imported(error: BaseException) -> str:
     """What a module raised when it was imported, and in which line."""
-    importing = (__file__, str(Path(importlib.__file__).parent), "<frozen")
+    importing = (str(Path(__file__).parent), str(Path(importlib.__file__).parent), "<frozen")
     lines = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     theirs = [each for each in lines if not each[0].startswith(importing)]
     place = f" ({theirs[-1][0]}, line {theirs[-1][1]})" if theirs else ""

@@ -234,7 +234,7 @@ def test_a_bad_case_is_2_and_names_the_file(tmp_path, verb, content):
         ("raise KeyError('boom')", "A9", "failed on its own: KeyError: 'boom'"),
         ("raise BaseException", "A9", "without a result or an exception"),
         ("raise asyncio.CancelledError", "A9", "nobody cancelled it"),
-        ("return None", "A9", "AttributeError"),
+        ("return None", "A9", "generate returned None: it has no token_ids"),
         ("time.sleep(1)", "A9", "time.sleep(1) in a world"),
         ("await asyncio.get_running_loop().create_future()", "V1", "deadlock"),
         ("while True: await asyncio.sleep(0)", "V1", "livelock"),
@@ -634,6 +634,14 @@ def test_a_plugin_that_cannot_be_imported_is_one_line(verb, tmp_path):
 
 
 # The process
+
+
+def test_a_plugin_that_registers_what_cannot_be_is_told_the_line(tmp_path):
+    (tmp_path / "registers_junk.py").write_text("from sim.dialects import register_dialect\n\nregister_dialect(None)\n")
+    code, _, err = rollcage("show", OVERRUN, "--plugin", "registers_junk")
+    assert code == 2
+    assert "dialect '?' is None; a Dialect is needed (" in err
+    assert err.endswith("registers_junk.py, line 3)\n")
 
 
 def test_a_plugin_that_registers_nothing_is_told(tmp_path):

@@ -1,17 +1,22 @@
 """What cannot be what it is registered as is refused: the message has the field, the value and what is allowed."""
 
 import dataclasses
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 
-from sim.dialects import DIALECTS, PLAIN_VLLM, register_dialect
-from sim.faults import FAULTS, Fault, register_fault
+from sim.dialects import DIALECTS, PLAIN_VLLM, Dialect, register_dialect
+from sim.faults import FAULTS, Fault, Stage, register_fault
 from sim.invariants.interface import Invariant
 from sim.invariants.table import INVARIANTS, register_invariant
 from sim.registry import RegistrationError
 from sim.schema import Data, Index, Seconds
+from sim.sut.framework import Framework, TrainerCalls
 from sim.sut.frameworks import FRAMEWORKS, register_framework
+from sim.transport.protocol import BalancerProtocol, RequestProtocol
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.usefixtures("forgetful")
 
@@ -164,3 +169,18 @@ def test_an_invariant_that_cannot_be(changed, told):
     fine = Invariant("Z1", "lifecycle", "Fine.", lambda _: [])
     assert told in refused(register_invariant, dataclasses.replace(fine, **changed))
     assert "Z1" not in INVARIANTS
+
+
+# What is written of them
+
+
+@pytest.mark.parametrize(
+    "record", [Dialect, Framework, Invariant, RequestProtocol, BalancerProtocol, Fault, Stage, TrainerCalls]
+)
+def test_each_field_and_method_is_named_in_the_architecture(record):
+    section = (ROOT / "ARCHITECTURE.md").read_text().partition("## What the records hold")[2]
+    lacking = [
+        name for name in (*get_type_hints(record), *vars(record)) if name[0] != "_" and f"`{name}" not in section
+    ]
+    methods_of_a_dialect = {"take_grant", "room_tokens", "ends", "default_tokens", "spelled_default"}
+    assert set(lacking) <= methods_of_a_dialect | {"call", "broken_in"}

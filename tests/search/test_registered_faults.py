@@ -29,7 +29,14 @@ def _forgetful():
 def kind(name, **fields):
     """A kind of fault with these fields, each a type or (type, default)."""
     pairs = [(key, *(of if isinstance(of, tuple) else (of,))) for key, of in fields.items()]
-    return register_fault(msgspec.defstruct(name.title(), pairs, bases=(Fault,), frozen=True, tag=name, kw_only=True))
+    acting = {"act": _act}
+    return register_fault(
+        msgspec.defstruct(f"Kind_{name}", pairs, bases=(Fault,), namespace=acting, frozen=True, tag=name, kw_only=True)
+    )
+
+
+async def _act(self, stage):
+    return ""
 
 
 def drawn(strategy, of, condition=lambda fault: True, *phases):
@@ -119,7 +126,7 @@ def test_what_nobody_knows_how_to_draw_keeps_its_default():
     assert (fault.names, fault.share, fault.session) == (("x",), 0.3, None)
 
 
-@pytest.mark.parametrize("of", [tuple[str, ...], float, str, dict[str, int], Annotated[int, Meta(ge=5, le=4)]])
+@pytest.mark.parametrize("of", [tuple[str, ...], float, str, Annotated[int, Meta(ge=5, le=4)]])
 @BOTH
 def test_a_kind_that_needs_it_is_not_drawn_and_changes_nothing(of, strategy):
     before = cases_of_a_seed(strategy)
@@ -129,6 +136,8 @@ def test_a_kind_that_needs_it_is_not_drawn_and_changes_nothing(of, strategy):
 
 def test_what_does_not_fit_a_case_is_left_out_of_it():
     class Picky(Fault, frozen=True, tag="picky"):
+        act = _act
+
         def check(self, where, case):
             if case.replicas != 3:
                 raise CaseError(f"{where}: it wants three replicas")
