@@ -17,7 +17,7 @@ from sim.dialects import LIMIT_KEYS
 from sim.faults import FAULTS, Fault
 from sim.migrations import FORMAT, migrated
 from sim.policies import BudgetPolicy
-from sim.registry import load_installed_plugins
+from sim.registry import blame, load_installed_plugins
 from sim.schema import (
     MAX_REPEAT,
     MAX_REPLICAS,
@@ -221,9 +221,18 @@ class Case(Data, frozen=True):
                     f" shared, since repeated sessions are judged one by one"
                 )
         for i, fault in enumerate(self.faults):
-            fault.check(f"faults[{i}]", self)
+            _check_fault(f"faults[{i}]", fault, self)
         if self.schedule.deviations and self.schedule.policy != "explicit":
             raise CaseError(f"schedule.deviations need schedule.policy explicit, not {self.schedule.policy}")
+
+
+def _check_fault(where: str, fault: Fault, case: Case) -> None:
+    try:
+        fault.check(where, case)
+    except CaseError:
+        raise
+    except Exception as error:
+        blame(error, fault, f"fault {fault.__struct_config__.tag!r}, check,")
 
 
 def _check_shared_params(i: int, session: Session, sessions: tuple[Session, ...]) -> None:

@@ -81,7 +81,8 @@ def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | N
     return True
 
 
-def _fail(error: Exception) -> None:
+def fail_the_run(error: Exception) -> None:
+    """For the loop to call: nobody under test is to be told of it."""
     raise OwnFault(error) from error
 
 
@@ -286,7 +287,7 @@ class Wire:
         try:
             result = await method(*args, **kwargs)
         except _NOBODYS as error:
-            self._loop.call_soon(_fail, error)
+            self._loop.call_soon(fail_the_run, error)
         except Exception as error:
             _settle(future, None, error)
         else:
@@ -375,7 +376,7 @@ class Wire:
         try:
             replicas = port.replicas_of(name, args, kwargs, result)
         except PluginError as error_of_plugin:
-            self._loop.call_soon(_fail, error_of_plugin)
+            self._loop.call_soon(fail_the_run, error_of_plugin)
             replicas = ()
         loads, total = port.shown()
         self._trace.add(

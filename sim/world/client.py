@@ -21,7 +21,7 @@ from sim.transport import wire
 from sim.transport.balancer_port import BalancerPort
 from sim.transport.copies import copied
 from sim.transport.handles import Handle
-from sim.transport.wire import TurnInProgress, current_turn
+from sim.transport.wire import TurnInProgress, current_turn, fail_the_run
 from sim.world.model import FakeModel
 from sim.world.ports import Network
 
@@ -37,6 +37,7 @@ class ObservedClient:
     def __init__(self, case: Case, sut: Sut, client: Client, clock: Clock, trace: Trace, model: FakeModel) -> None:
         self.takes_runs = takes_runs(client)
         self._case = case
+        self._framework = sut.framework.name
         self._returned = sut.framework.returned
         self._client = client
         self._clock = clock
@@ -87,7 +88,11 @@ class ObservedClient:
         except Exception as error:
             raise TypeError(f"generate returned {_short(output)}: {error}") from None
         if not isinstance(found, Returned):
-            raise PluginError(f"a framework's returned gave {found!r}; a Returned is needed")
+            error = PluginError(
+                f"framework {self._framework!r}, returned: it gave {_short(found)}; a Returned is needed"
+            )
+            self._clock.call_soon(fail_the_run, error)
+            raise error
         return found
 
     def end_session(self, session: int) -> None:

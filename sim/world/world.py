@@ -21,7 +21,7 @@ from sim.clock import (
 )
 from sim.events import FaultFired, Logged, Message, WorldEnded, spelled, without_addresses
 from sim.faults import Every, Fault
-from sim.registry import PluginError, blamed
+from sim.registry import PluginError, blame, blamed
 from sim.servers.gate import SubmissionGate
 from sim.servers.mortal import MortalServer
 from sim.servers.port import RolloutServer, ServerParts
@@ -73,7 +73,10 @@ class World:
             max_parked_s=sut.framework.max_parked_s,
         )
         self.ports = ports
-        self.bounds = bounds_of(case)
+        try:
+            self.bounds = bounds_of(case)
+        except Exception as error:
+            blame(error, bounds_of, "a fault of the case")
         self.loop = ports.make_loop(case, _order(case) if order is None else order, self.bounds)
         self.deviations: tuple[Deviation, ...] = ()
         """Not of a case that repeats its sessions: they would be as many as its steps."""

@@ -85,6 +85,10 @@ BROKEN = {
         "fault 'stall' failed: toy_broken raised IndexError",
     ),
     "a fault that returns no note": (FAULT.format("return 3"), "fault 'stall': its act returned 3; a string is needed"),
+    "a fault that cannot be bounded": (
+        FAULT.format("return ''\n\n    @property\n    def idle_s(self):\n        return self.pause"),
+        "a fault of the case failed: toy_broken raised AttributeError: 'Stall' object has no attribute 'pause'",
+    ),
     "an invariant that raises": (
         INVARIANT.format("return evidence.leger"),
         "invariant Z1 failed: toy_broken raised AttributeError",
@@ -162,6 +166,18 @@ def test_a_framework_whose_function_fails_or_returns_nothing(part, hive):
 def test_a_framework_whose_balancer_is_not_understood(hive):
     with pytest.raises(PluginError, match=r"balancer\.replicas of the framework failed: .* LookupError: not there"):
         run_world(CASE, having(hive, "hive", balancer=dataclasses.replace(hive.BALANCER, replicas=fails)))
+
+
+def test_a_framework_that_does_not_say_what_was_returned(hive):
+    with pytest.raises(PluginError, match="framework 'hive', returned: it gave None; a Returned is needed"):
+        run_world(CASE, having(hive, "hive", returned=gives_nothing))
+
+
+def test_a_fault_whose_check_fails(broken):
+    text = FAULT.format("return ''\n\n    def check(self, where, case):\n        return case.replikas")
+    result = hunt(broken(text), CLEAN, "--worlds", "2000")
+    assert result.exit_code == 2
+    assert "error: fault 'stall', check, failed: toy_broken raised AttributeError" in result.stderr
 
 
 def test_what_is_built_in_and_fails_is_no_plugin(monkeypatch):
