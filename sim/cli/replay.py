@@ -30,7 +30,7 @@ _Job = tuple[Path, corpus.Entry, Sut]
     "names",
     multiple=True,
     metavar="NAME",
-    help=f"On what; repeatable. Default: built-in ones that the case has a verdict for, else {' and '.join(DEMONSTRATION)}.",
+    help=f"On what; repeatable. Default: built-ins with a verdict there, else {' and '.join(DEMONSTRATION)}.",
 )
 @click.option(
     "--corpus", "folder", type=click.Path(path_type=Path), metavar="DIR", help="Replay every case in this folder."
