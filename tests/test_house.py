@@ -26,6 +26,7 @@ FLOORS = (
     ("sut",),
     ("world",),
     ("invariants",),
+    ("reach",),
     ("elsewhere", "verdicts", "corpus", "search"),
     ("preflight",),
     ("waste",),

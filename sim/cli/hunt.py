@@ -20,9 +20,11 @@ from sim.cli.suts import DEMONSTRATION, load_suts
 from sim.dialects import DIALECTS
 from sim.invariants.kinds import KINDS
 from sim.invariants.table import INVARIANTS, chosen, in_every_world
+from sim.reach import has_stock_callers
 from sim.search.campaign import Bounds, Campaign, run_campaign
 from sim.search.classics import classic_cases
 from sim.search.compare import DIFFERS, against
+from sim.search.nearest_first import nearest_first
 from sim.search.strategies import STRATEGIES
 from sim.sut.framework import Sut
 from sim.sut.registry import load_sut
@@ -76,6 +78,11 @@ class _Kind(Registered):
 @click.option("--only", type=Numbers(), multiple=True, metavar="B1,R7", help="Invariants to look for; repeatable.")
 @click.option("--skip", type=Numbers(), multiple=True, metavar="R1", help="Invariants to leave out; repeatable.")
 @click.option("--turns", "most_turns", type=click.IntRange(1, 3), default=3, help="Most turns of a session.")
+@click.option(
+    "--reach",
+    type=click.Choice(("stock", "all")),
+    help="Which finds count: those that the framework's own callers can meet (default for a package), or all.",
+)
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Keep what is found in this folder.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @plugins
@@ -91,14 +98,15 @@ def hunt(
     only: tuple[tuple[str, ...], ...],
     skip: tuple[tuple[str, ...], ...],
     most_turns: int,
+    reach: str | None,
     save: Path | None,
     as_json: bool,
 ) -> None:
     """Search for worlds that break an invariant, and shrink them.
 
-    Exit code 0: nothing found (in the demonstration: the bad client was caught, the good one is clean); 1: found, or
-    with --against a difference (in the demonstration: not as it should be); 2: unusable arguments, or
-    not one world was run.
+    Exit code 0: nothing found that counts (in the demonstration: the bad client was caught, the good one is clean);
+    1: found, or with --against a difference (in the demonstration: not as it should be); 2: unusable arguments, or not
+    one world was run.
     SUT names: reference:pinned, reference:deferred and the other planted bugs, verl, verl:plain, MODULE:FACTORY.
     """
     if seconds is not None and worlds is not None:
@@ -130,7 +138,9 @@ def hunt(
         suts = load_suts(names, policies)
         other = None if other_name is None else load_sut(other_name)
         besides = in_every_world(wanted, unwanted)
-        search = _Hunt(numbers, besides, seed, Bounds(worlds, seconds), options, other, lambda: stopping.asked, save)
+        search = _Hunt(
+            numbers, besides, seed, Bounds(worlds, seconds), options, other, lambda: stopping.asked, save, reach
+        )
         for sut in suts:
             sought = demonstration and sut.name == DEMONSTRATION[0] and _DEMONSTRATED in numbers
             one = search._replace(numbers=(_DEMONSTRATED,), besides=()) if sought else search
@@ -143,7 +153,10 @@ def hunt(
     if (interrupted or broken) and save is None and some_found:
         save = hunt_outcome.RESCUE_FOLDER
     with guarded():
-        outcomes = [hunt_outcome.Outcome.of(campaign, save, runs_again=not as_json) for campaign in campaigns]
+        outcomes = [
+            hunt_outcome.Outcome.of(each, save, runs_again=not as_json, is_all=search.is_all(each.sut))
+            for each in campaigns
+        ]
         for campaign in campaigns:
             hunt_outcome.Rescue(save, campaign.sut, seed).forget(campaign)
         if as_json:
@@ -159,7 +172,7 @@ def hunt(
     for campaign in campaigns:
         if not campaign.worlds:
             unusable(f"not one world of {campaign.sut.key} was run: nothing is known of it; search for longer")
-    caught = {campaign.sut.name: bool(campaign.finds) for campaign in campaigns}
+    caught = {each.campaign.sut.name: bool(each.near) for each in outcomes}
     as_it_should_be = {name: demonstration and name == DEMONSTRATION[0] for name in caught}
     sys.exit(0 if caught == as_it_should_be else FOUND)
 
@@ -205,7 +218,8 @@ class _Stopping:
 
 class _Hunt(NamedTuple):
     """How each SUT is searched. `numbers`: the invariants to look for; `besides`: those that are judged in every world;
-    `options`: what the strategies vary; `other`: the SUT that it is held against."""
+    `options`: what the strategies vary; `other`: the SUT that it is held against; `reach`: which finds count, where it
+    was asked for."""
 
     numbers: Sequence[str]
     besides: Sequence[str]
@@ -215,6 +229,7 @@ class _Hunt(NamedTuple):
     other: Sut | None
     stop: Callable[[], bool]
     save: Path | None
+    reach: str | None
 
     def of(self, sut: Sut) -> Campaign:
         """The worlds of each strategy that the numbers need, the bounds shared out among them."""
@@ -236,19 +251,26 @@ class _Hunt(NamedTuple):
                     share = Bounds(seconds=(seconds or 0) / len(groups))
                 else:
                     share = Bounds(worlds=(worlds + len(groups) - 1 - index) // len(groups))
-                part = run_campaign(
-                    sut,
-                    strategy(**self.options),
-                    (DIFFERS,) if compare is not None else (*numbers, *self.besides),
-                    self.seed,
-                    share,
-                    progress,
-                    compare,
-                    known={find.invariant for find in whole.finds},
-                    stop=self.stop,
-                    classics=classic_cases({INVARIANTS[number].kind for number in numbers}, **self.options),
-                )
-                whole.add(part)
-                if part.interrupted or part.breakdown is not None or (compare is not None and part.finds):
-                    break
+                drawn = strategy(**self.options)
+                classics = classic_cases({INVARIANTS[number].kind for number in numbers}, **self.options)
+                for bounds, cases, first in nearest_first(sut, share, drawn, classics, is_all=self.is_all(sut)):
+                    part = run_campaign(
+                        sut,
+                        cases,
+                        (DIFFERS,) if compare is not None else (*numbers, *self.besides),
+                        self.seed,
+                        bounds,
+                        progress,
+                        compare,
+                        known={find.invariant for find in whole.finds},
+                        stop=self.stop,
+                        classics=first,
+                    )
+                    whole.add(part)
+                    if part.interrupted or part.breakdown is not None or (compare is not None and part.finds):
+                        return whole
         return whole
+
+    def is_all(self, sut: Sut) -> bool:
+        """Whether every find counts, whoever can meet it."""
+        return self.other is not None or self.reach == "all" or (self.reach is None and not has_stock_callers(sut))

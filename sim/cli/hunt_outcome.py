@@ -11,6 +11,7 @@ from sim import corpus
 from sim.case import to_builtins
 from sim.cli.exits import tell
 from sim.invariants.table import INVARIANTS
+from sim.reach import Reached, reach_of
 from sim.registry import PluginError
 from sim.report.world import find_report
 from sim.search.campaign import Campaign
@@ -56,28 +57,44 @@ class Rescue:
 
 
 class Again(NamedTuple):
-    """A find, run once more if that is needed, and the file that keeps it."""
+    """A find, run once more if that is needed, the file that keeps it, and who can meet it."""
 
     find: Find
     run: Judged | None
     path: Path | None
+    reached: Reached
 
 
 class Outcome(NamedTuple):
-    """A campaign, and its finds once more."""
+    """A campaign, and its finds once more. `is_all`: whether each of them counts, whoever can meet it."""
 
     campaign: Campaign
     finds: Sequence[Again]
+    is_all: bool
+
+    @property
+    def near(self) -> list[Again]:
+        """Those that count."""
+        return [each for each in self.finds if self._counts(each)]
+
+    @property
+    def far(self) -> list[Again]:
+        """Those that the framework's own callers cannot meet."""
+        return [each for each in self.finds if not self._counts(each)]
+
+    def _counts(self, each: Again) -> bool:
+        only_warns = each.find.invariant in INVARIANTS and INVARIANTS[each.find.invariant].severity == "warning"
+        return not only_warns and (self.is_all or each.reached.reach == "stock")
 
     @staticmethod
-    def of(campaign: Campaign, folder: Path | None, *, runs_again: bool) -> "Outcome":
+    def of(campaign: Campaign, folder: Path | None, *, runs_again: bool, is_all: bool) -> "Outcome":
         """Keeps the finds in a folder, if there is one. `runs_again`: for a report, be they kept or not."""
         finds = []
         for find in campaign.finds:
             run = judged(find.case, campaign.sut) if runs_again or folder is not None else None
             kept = None if folder is None or run is None else _keep(campaign.seed, find, run, folder)
-            finds.append(Again(find, run, kept))
-        return Outcome(campaign, finds)
+            finds.append(Again(find, run, kept, reach_of(find.case, campaign.sut.framework.callers)))
+        return Outcome(campaign, finds, is_all)
 
 
 def _keep(seed: int, find: Find, run: Judged, folder: Path) -> Path:
@@ -92,25 +109,35 @@ def _keep(seed: int, find: Find, run: Judged, folder: Path) -> Path:
 
 def told(outcomes: Sequence[Outcome], other: Sut | None, demonstration: bool) -> Iterator[str]:
     """For a person. `other`: the SUT that each was held against."""
-    for campaign, finds in outcomes:
+    for outcome in outcomes:
+        campaign, near, far = outcome.campaign, outcome.near, outcome.far
         places: set[str] = set()
-        numbers = ", ".join(find.invariant for find in campaign.finds) or ("clean" if campaign.worlds else "not tested")
+        numbers = ", ".join(each.find.invariant for each in near) or ("clean" if campaign.worlds else "not tested")
         if other is not None:
-            numbers = f"{'differs from' if finds else 'does the same as'} {other.key}"
+            numbers = f"{'differs from' if near else 'does the same as'} {other.key}"
         worlds = f"{campaign.worlds} world{'s' * (campaign.worlds != 1)}"
         yield f"{campaign.sut.key}: {numbers}  ({worlds}, {campaign.worlds_per_s:.0f}/s, seed {campaign.seed})"
         if campaign.idle:
             yield f"warning: {campaign.idle}"
-        for find, run, path in finds:
-            assert run is not None
-            yield "\n" + textwrap.indent(find_report(run, find, places), "  ")
-            yield "" if path is None else f"  kept as {path}\n"
+        for each in near:
+            yield from _told(each, places)
+        if far:
+            yield f"  Beyond what {campaign.sut.framework.name}'s own callers do, or only warned of (no exit code):"
+            for each in far:
+                yield from _told(each, places)
         if campaign.warnings:
             yield "  Warnings, which change no exit code:"
             yield from (f"    {each.invariant}: {each.message}" for each in campaign.warnings.values())
     if demonstration:
         yield "The first client leaves the limit to the server; the second pins what is left of the budget."
         yield "Next: rollcage hunt --sut verl, or --sut MODULE:FACTORY for your own client."
+
+
+def _told(each: Again, places: set[str]) -> Iterator[str]:
+    assert each.run is not None
+    yield "\n" + textwrap.indent(find_report(each.run, each.find, places), "  ")
+    yield f"  reach: {each.reached.reach}" + (f" ({each.reached.feature})" if each.reached.feature else "")
+    yield "" if each.path is None else f"  kept as {each.path}\n"
 
 
 def as_json(outcomes: Sequence[Outcome], seed: int) -> dict[str, Any]:
@@ -129,18 +156,20 @@ def as_json(outcomes: Sequence[Outcome], seed: int) -> dict[str, Any]:
                 "warning": campaign.idle or None,
                 "violations": [
                     {
-                        "invariant": find.invariant,
-                        "message": find.message,
-                        "case": to_builtins(find.case) if path is None else str(path),
+                        "invariant": each.find.invariant,
+                        "message": each.find.message,
+                        "reach": each.reached.reach,
+                        "feature": each.reached.feature,
+                        "case": to_builtins(each.find.case) if each.path is None else str(each.path),
                     }
-                    for find, _, path in finds
+                    for each in outcome.finds
                 ],
                 "warnings": [
                     {"invariant": each.invariant, "message": each.message, "case": to_builtins(each.case)}
                     for each in campaign.warnings.values()
                 ],
             }
-            for campaign, finds in outcomes
+            for campaign, outcome in [(each.campaign, each) for each in outcomes]
         },
     }
 

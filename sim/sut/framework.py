@@ -57,7 +57,8 @@ class Framework:
     `suts`: the names of the systems under test that it offers, each the framework's own or with `:VARIANT` behind it.
     `load(name)`: one of these; raises `SutError` that says what is missing.
     `max_parked_s`: how long a request may wait at a closed gate beyond the pause that a Case asks for.
-    `callers`: what its own callers do, by feature of a Case. `policies`: those that its SUTs declare (`sim.policies`).
+    `callers`: which features of a Case its own callers bring about (`sim.reach`); empty where nothing is known of them.
+    `policies`: those that its SUTs declare (`sim.policies`).
     """
 
     name: str

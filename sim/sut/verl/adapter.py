@@ -32,4 +32,12 @@ VERL = Framework(
     make_balancer=_make_balancer,
     suts=("verl", "verl:plain"),
     load=_load,
+    callers={
+        "a first prompt beyond prompt_length": False,  # agent loops truncate
+        "a limit of the caller's own": False,
+        "a replica added that has never left": False,  # the elastic manager skips live ids
+        "a config that lacks, or misspells, response_length": False,
+        "a prefix cache that is kept over an update": False,
+        "objects that are shared, not copied": False,
+    },
 )

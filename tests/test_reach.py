@@ -1,0 +1,50 @@
+"""Who can meet a case: each feature, with a case that has it and the same without."""
+
+import pytest
+from msgspec.structs import replace
+
+from sim.case import Budget, Case, ClientView, Limit, Session, Transport
+from sim.faults import AddReplica, AtTime, RemoveReplica, WeightUpdate
+from sim.reach import FEATURES, REACHES, Reached, as_stock, reach_of
+from sim.sut.frameworks import FRAMEWORKS
+
+STOCK = Case(Budget(4, 10), (Session(4),), (RemoveReplica(AtTime(1.0), 0), AddReplica(AtTime(2.0), 0)))
+CALLERS = dict.fromkeys([feature.name for feature in FEATURES], False)
+
+WITH = {
+    "a first prompt beyond prompt_length": replace(STOCK, sessions=(Session(5),)),
+    "a limit of the caller's own": replace(STOCK, sessions=(Session(4, limit=Limit("max_tokens", 0)),)),
+    "a replica added that has never left": replace(STOCK, faults=(AddReplica(AtTime(2.0), 0),)),
+    "a config that lacks, or misspells, response_length": replace(
+        STOCK, budget=Budget(4, 10, client_view=ClientView())
+    ),
+    "a prefix cache that is kept over an update": replace(
+        STOCK, faults=(WeightUpdate(AtTime(1.0), reset_prefix_cache=False),)
+    ),
+    "objects that are shared, not copied": replace(STOCK, transport=Transport("shared")),
+}
+
+
+def test_nothing_of_all_that_is_stock():
+    assert reach_of(STOCK, CALLERS) == Reached("stock")
+    assert as_stock(STOCK, CALLERS) == STOCK
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_each_decides_and_can_be_taken_away(feature):
+    case = WITH[feature.name]
+    assert reach_of(case, CALLERS) == Reached(feature.reach, feature.name)
+    assert reach_of(case, {**CALLERS, feature.name: True}) == Reached("stock")
+    assert not feature.has(as_stock(case, CALLERS))
+
+
+def test_the_farthest_decides():
+    case = replace(WITH["objects that are shared, not copied"], sessions=(Session(5),))
+    assert reach_of(case, CALLERS).reach == "shared objects"
+    order = [REACHES.index(feature.reach) for feature in FEATURES]
+    assert order == sorted(order)
+
+
+def test_a_framework_speaks_of_features_that_there_are():
+    for framework in FRAMEWORKS.values():
+        assert set(framework.callers) <= set(CALLERS)
