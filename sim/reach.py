@@ -47,6 +47,11 @@ def _with_short_prompts(case: Case) -> Case:
     return _sessions(case, lambda each: msgspec.structs.replace(each, prompt_tokens=min(each.prompt_tokens, most)))
 
 
+def _context_of_both(case: Case) -> int:
+    """As long as it may be, where it has to be shorter than both."""
+    return min(case.budget.prompt_length + case.budget.response_length, case.budget.max_position_embeddings)
+
+
 def _leaves(fault: Fault, replica: int) -> bool:
     return (isinstance(fault, RemoveReplica) and fault.replica == replica) or replica in getattr(fault, "leaving", ())
 
@@ -82,6 +87,12 @@ FEATURES: tuple[Feature, ...] = (
         "odd config",
         lambda case: case.budget.client_view is not None,
         lambda case: _changed(case, budget=msgspec.structs.replace(case.budget, client_view=None)),
+    ),
+    Feature(
+        "a context shorter than prompt_length + response_length",
+        "odd config",
+        lambda case: case.budget.context_tokens < case.budget.prompt_length + case.budget.response_length,
+        lambda case: _changed(case, budget=msgspec.structs.replace(case.budget, max_model_len=_context_of_both(case))),
     ),
     Feature(
         "a prefix cache that is kept over an update",

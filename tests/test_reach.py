@@ -18,6 +18,7 @@ WITH = {
     "a config that lacks, or misspells, response_length": replace(
         STOCK, budget=Budget(4, 10, client_view=ClientView())
     ),
+    "a context shorter than prompt_length + response_length": replace(STOCK, budget=Budget(4, 10, 13)),
     "a prefix cache that is kept over an update": replace(
         STOCK, faults=(WeightUpdate(AtTime(1.0), reset_prefix_cache=False),)
     ),

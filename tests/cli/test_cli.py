@@ -102,7 +102,7 @@ def test_violations_are_1_and_each_has_number_message_and_a_case_that_replays(tm
     assert code == 1
     assert found
     for violation in found:
-        assert violation.keys() == {"invariant", "message", "case"}
+        assert violation.keys() == {"invariant", "message", "reach", "feature", "case"}
         entry = corpus.read(Path(violation["case"]))
         assert violation["invariant"] in entry.expected["reference:deferred"]
     code, out, _ = rollcage("replay", tmp_path / "new" / "finds", "--sut", "reference:deferred", "--json")

@@ -37,6 +37,7 @@ VERL = Framework(
         "a limit of the caller's own": False,
         "a replica added that has never left": False,  # the elastic manager skips live ids
         "a config that lacks, or misspells, response_length": False,
+        "a context shorter than prompt_length + response_length": False,
         "a prefix cache that is kept over an update": False,
         "objects that are shared, not copied": False,
     },
