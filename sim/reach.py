@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import msgspec
 
 from sim.case import Case, Session
-from sim.faults import AddReplica, Fault, RemoveReplica
+from sim.faults import AddReplica, AtTime, Fault, RemoveReplica
 from sim.sut.framework import Sut
 
 Reach = Literal["stock", "custom callers", "odd config", "shared objects"]
@@ -52,12 +52,32 @@ def _context_of_both(case: Case) -> int:
     return min(case.budget.prompt_length + case.budget.response_length, case.budget.max_position_embeddings)
 
 
-def _leaves(fault: Fault, replica: int) -> bool:
-    return (isinstance(fault, RemoveReplica) and fault.replica == replica) or replica in getattr(fault, "leaving", ())
-
-
 def _adds_live(fault: Fault, case: Case) -> bool:
-    return isinstance(fault, AddReplica) and not any(_leaves(other, fault.replica) for other in case.faults)
+    """Whether a replica is added that may be there: only times tell for sure that it left before, and is away still."""
+    if not isinstance(fault, AddReplica):
+        return False
+    if not isinstance(fault.at, AtTime):
+        return True
+    before, left = -1.0, False
+    for other in case.faults:
+        if other is fault or not isinstance(other, AddReplica | RemoveReplica) or other.replica != fault.replica:
+            continue
+        if not isinstance(other.at, AtTime):
+            if isinstance(other, AddReplica):
+                return True
+        elif other.at.time_s == fault.at.time_s:
+            return True
+        elif before <= other.at.time_s < fault.at.time_s:
+            before, left = other.at.time_s, isinstance(other, RemoveReplica) and other.at.time_s != before
+    return not left
+
+
+def _only_pauses(fault: Fault) -> bool:
+    return getattr(fault, "pause_mode", "abort") != "abort"
+
+
+def _aborting(fault: Fault) -> Fault:
+    return msgspec.structs.replace(fault, pause_mode="abort") if _only_pauses(fault) else fault
 
 
 def _keeps_cache(fault: Fault) -> bool:
@@ -77,7 +97,7 @@ FEATURES: tuple[Feature, ...] = (
         lambda case: _sessions(case, lambda each: msgspec.structs.replace(each, limit=None)),
     ),
     Feature(
-        "a replica added that has never left",
+        "a replica added that may be there",
         "custom callers",
         lambda case: any(_adds_live(fault, case) for fault in case.faults),
         lambda case: _changed(case, faults=tuple([each for each in case.faults if not _adds_live(each, case)])),
@@ -93,6 +113,12 @@ FEATURES: tuple[Feature, ...] = (
         "odd config",
         lambda case: case.budget.context_tokens < case.budget.prompt_length + case.budget.response_length,
         lambda case: _changed(case, budget=msgspec.structs.replace(case.budget, max_model_len=_context_of_both(case))),
+    ),
+    Feature(
+        "a pause that does not abort",
+        "odd config",
+        lambda case: any(_only_pauses(fault) for fault in case.faults),
+        lambda case: _changed(case, faults=tuple([_aborting(fault) for fault in case.faults])),
     ),
     Feature(
         "a prefix cache that is kept over an update",

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from sim.case import Budget, Case, ClientView, Limit, Session, Transport
-from sim.faults import AddReplica, AtTime, RemoveReplica, WeightUpdate
+from sim.faults import AddReplica, AfterSent, AtTime, RemoveReplica, WeightUpdate
 from sim.reach import FEATURES, REACHES, Reached, as_stock, reach_of
 from sim.sut.frameworks import FRAMEWORKS
 
@@ -14,11 +14,12 @@ CALLERS = dict.fromkeys([feature.name for feature in FEATURES], False)
 WITH = {
     "a first prompt beyond prompt_length": replace(STOCK, sessions=(Session(5),)),
     "a limit of the caller's own": replace(STOCK, sessions=(Session(4, limit=Limit("max_tokens", 0)),)),
-    "a replica added that has never left": replace(STOCK, faults=(AddReplica(AtTime(2.0), 0),)),
+    "a replica added that may be there": replace(STOCK, faults=(AddReplica(AtTime(2.0), 0),)),
     "a config that lacks, or misspells, response_length": replace(
         STOCK, budget=Budget(4, 10, client_view=ClientView())
     ),
     "a context shorter than prompt_length + response_length": replace(STOCK, budget=Budget(4, 10, 13)),
+    "a pause that does not abort": replace(STOCK, faults=(WeightUpdate(AtTime(1.0), pause_mode="keep"),)),
     "a prefix cache that is kept over an update": replace(
         STOCK, faults=(WeightUpdate(AtTime(1.0), reset_prefix_cache=False),)
     ),
@@ -37,6 +38,23 @@ def test_each_decides_and_can_be_taken_away(feature):
     assert reach_of(case, CALLERS) == Reached(feature.reach, feature.name)
     assert reach_of(case, {**CALLERS, feature.name: True}) == Reached("stock")
     assert not feature.has(as_stock(case, CALLERS))
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (RemoveReplica(AtTime(3.0), 0),),  # it leaves afterwards
+        (RemoveReplica(AtTime(2.0), 0),),
+        (RemoveReplica(AtTime(1.0), 1),),
+        (RemoveReplica(AfterSent(0, 1), 0),),
+        (RemoveReplica(AtTime(0.5), 0), AddReplica(AtTime(1.0), 0)),
+        (RemoveReplica(AtTime(0.5), 0), AddReplica(AfterSent(0, 1), 0)),
+    ],
+)
+def test_only_times_tell_that_a_replica_is_away(faults):
+    case = replace(STOCK, faults=(AddReplica(AtTime(2.0), 0), *faults), replicas=2)
+    assert reach_of(case, CALLERS).reach == "custom callers"
+    assert reach_of(as_stock(case, CALLERS), CALLERS).reach == "stock"
 
 
 def test_the_farthest_decides():

@@ -35,9 +35,10 @@ VERL = Framework(
     callers={
         "a first prompt beyond prompt_length": False,  # agent loops truncate
         "a limit of the caller's own": False,
-        "a replica added that has never left": False,  # the elastic manager skips live ids
+        "a replica added that may be there": False,  # the elastic manager skips live ids
         "a config that lacks, or misspells, response_length": False,
         "a context shorter than prompt_length + response_length": False,
+        "a pause that does not abort": False,
         "a prefix cache that is kept over an update": False,
         "objects that are shared, not copied": False,
     },
