@@ -24,7 +24,7 @@ def test_what_is_no_regular_file_is_named_and_not_opened(tmp_path):
     assert refused(read_bytes, tmp_path) == f"{tmp_path}: is a directory; a file is needed"
     assert refused(read_bytes, Path(os.devnull)) == f"{os.devnull}: is a device; a file is needed"
     assert refused(read_bytes, tmp_path / "none").endswith("none: cannot be read: No such file or directory")
-    assert "null byte" in refused(read_bytes, Path("a\0b"))
+    assert "embedded null" in refused(read_bytes, Path("a\0b"))
 
 
 def test_links_are_read_through_and_those_without_an_end_are_refused(tmp_path):
