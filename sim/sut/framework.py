@@ -58,6 +58,7 @@ class Framework:
     `load(name)`: one of these; raises `SutError` that says what is missing.
     `max_parked_s`: how long a request may wait at a closed gate beyond the pause that a Case asks for.
     `callers`: which features of a Case its own callers bring about (`sim.reach`); empty where nothing is known of them.
+    `met_by`: by an invariant's number which of its own callers meet a violation of it, and how; for stock finds.
     `policies`: those that its SUTs declare (`sim.policies`).
     """
 
@@ -76,6 +77,7 @@ class Framework:
     load: "Callable[[str], Sut]"
     max_parked_s: float = MAX_PARKED_S
     callers: Mapping[str, bool] = field(default_factory=dict)
+    met_by: Mapping[str, str] = field(default_factory=dict)
     policies: Mapping[str, str] = field(default_factory=dict)
 
     def call(self, part: str, *args: Any) -> Any:
