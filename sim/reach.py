@@ -97,6 +97,12 @@ FEATURES: tuple[Feature, ...] = (
         lambda case: _sessions(case, lambda each: msgspec.structs.replace(each, limit=None)),
     ),
     Feature(
+        "priorities of requests",
+        "custom callers",
+        lambda case: any(session.priority for session in case.sessions),
+        lambda case: _sessions(case, lambda each: msgspec.structs.replace(each, priority=0)),
+    ),
+    Feature(
         "a replica added that may be there",
         "custom callers",
         lambda case: any(_adds_live(fault, case) for fault in case.faults),

@@ -18,6 +18,7 @@ __all__ = [
     "Data",
     "Index",
     "PositiveTokenCount",
+    "Priority",
     "Seconds",
     "Seed",
     "TokenCount",
@@ -34,6 +35,7 @@ TokenCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 PositiveTokenCount: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_TIME_S)]
 Index: TypeAlias = Annotated[int, Meta(ge=0)]
+Priority: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Seed: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 _SHOWN_CHARS = 60

@@ -13,6 +13,9 @@ from sim.schema import MAX_TOKENS, CaseError, Data, PositiveTokenCount, Seconds,
 from sim.startup.batch import check_batch
 from sim.startup.kv_pool import blocks_needed, fit_pool
 
+MAX_PARKED_S = 60.0
+"""Unless a framework says otherwise."""
+
 
 class EngineSettings(Data, frozen=True):
     """The settings of a replica's engine, under vLLM's names; the defaults are those of verl's rollouts.
@@ -93,7 +96,8 @@ class ServerSettings(Data, frozen=True):
     A step of the engine takes `token_time_s`, and `prefill_s` more if it computes any prompt, unless `latency` says
     otherwise. `engine` null: there are no steps and no KV, and each request decodes a token each `token_time_s` after
     `prefill_s`, however many there are. `routed_experts`: in which container answers bring the experts that each token
-    was routed to (`sim.servers.experts`).
+    was routed to (`sim.servers.experts`). `max_parked_s`: how long a request may wait at a closed gate beyond the
+    pauses that the Case asks for; adapters declare their own, and a search writes it here.
     """
 
     dialect: str = "vllm"
@@ -104,6 +108,7 @@ class ServerSettings(Data, frozen=True):
     engine: EngineSettings | None = EngineSettings()
     latency: LatencyModel | None = None
     routed_experts: Literal["none", "list", "numpy", "torch"] = "none"
+    max_parked_s: Seconds = MAX_PARKED_S
 
     def __post_init__(self) -> None:
         if self.dialect not in DIALECTS and DIALECTS.find(self.dialect) is None:

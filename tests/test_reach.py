@@ -14,6 +14,7 @@ CALLERS = dict.fromkeys([feature.name for feature in FEATURES], False)
 WITH = {
     "a first prompt beyond prompt_length": replace(STOCK, sessions=(Session(5),)),
     "a limit of the caller's own": replace(STOCK, sessions=(Session(4, limit=Limit("max_tokens", 0)),)),
+    "priorities of requests": replace(STOCK, sessions=(Session(4, priority=-1),)),
     "a replica added that may be there": replace(STOCK, faults=(AddReplica(AtTime(2.0), 0),)),
     "a config that lacks, or misspells, response_length": replace(
         STOCK, budget=Budget(4, 10, client_view=ClientView())

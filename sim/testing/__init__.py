@@ -130,14 +130,15 @@ def search(
     from sim.search.classics import classic_cases
     from sim.search.strategies import STRATEGIES
 
+    fixed = {"max_parked_s": sut.framework.max_parked_s}
     campaign = run_campaign(
         sut,
-        STRATEGIES[kind](),
+        STRATEGIES[kind](**fixed),
         numbers or (*numbers_of([kind]), *in_every_world()),
         seed,
         Bounds(worlds=worlds),
         known=known,
-        classics=classic_cases([kind]) if classics else (),
+        classics=classic_cases([kind], **fixed) if classics else (),
     )
     if campaign.breakdown is not None:
         error = campaign.breakdown.error

@@ -35,6 +35,7 @@ VERL = Framework(
     callers={
         "a first prompt beyond prompt_length": False,  # agent loops truncate
         "a limit of the caller's own": False,
+        "priorities of requests": False,
         "a replica added that may be there": False,  # the elastic manager skips live ids
         "a config that lacks, or misspells, response_length": False,
         "a context shorter than prompt_length + response_length": False,
