@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 
+from sim.case import Case
+from sim.faults import WeightUpdate
 from sim.invariants.alignment import delivered_runs
 from sim.invariants.interface import Evidence, Invariant
-from sim.invariants.violation import Violation
+from sim.invariants.violation import Severity, Violation
 from sim.ledger import TurnRecord
 from sim.tokens import first_token
 
@@ -12,12 +14,16 @@ from sim.tokens import first_token
 def check_no_stale_kv(evidence: Evidence) -> Iterator[Violation]:
     """Whether anybody used KV that older weights had computed: tokens that rest on it were drawn by no weights that
     ever were. A block outlives its weights where somebody uses it after the update: a request that runs on, or one that
-    finds it in the prefix cache."""
+    finds it in the prefix cache. Where the case has its updates keep the cache, that is its setting's doing: a warning
+    that names it."""
+    setting = _setting_that_keeps(evidence.case)
+    severity: Severity = "warning" if setting else "violation"
     for update in evidence.stale_updates:
         yield Violation(
             "S2",
             f"replica {update.replica} went to weight version {update.version} while {update.stale_requests} of its "
-            f"requests keep KV of older weights",
+            f"requests keep KV of older weights{setting}",
+            severity=severity,
             about="running requests",
         )
     for attempt in evidence.ledger.attempts:
@@ -26,10 +32,20 @@ def check_no_stale_kv(evidence: Evidence) -> Iterator[Violation]:
             yield Violation(
                 "S2",
                 f"request {prefilled.request} (session {attempt.sent.session}) took {prefilled.stale_tokens} "
-                f"tokens from the prefix cache of replica {attempt.sent.replica} that older weights had computed",
+                f"tokens from the prefix cache of replica {attempt.sent.replica} that older weights had "
+                f"computed{setting}",
                 attempt.sent.session,
+                severity=severity,
                 about="prefix cache",
             )
+
+
+def _setting_that_keeps(case: Case) -> str:
+    """Which of a case's updates keeps KV over new weights, in words; empty where none does."""
+    for number, fault in enumerate(case.faults):
+        if isinstance(fault, WeightUpdate) and not fault.reset_prefix_cache:
+            return f", as the case has it: faults[{number}].reset_prefix_cache is false"
+    return ""
 
 
 def check_version_tags(evidence: Evidence) -> Iterator[Violation]:

@@ -56,8 +56,8 @@ class Framework:
     `make_balancer(servers, router)`: the balancer of a client that brings none.
     `suts`: the names of the systems under test that it offers, each the framework's own or with `:VARIANT` behind it.
     `load(name)`: one of these; raises `SutError` that says what is missing.
-    `max_parked_s`: how long a request may wait at a closed gate beyond the pause that a Case asks for; searches write it
-    into the Cases that they draw, and a run goes by its Case (`ServerSettings`).
+    `max_parked_s`: how long a request may wait at a closed gate beyond the pause that a Case asks for; searches write
+    it into the Cases that they draw, and a run goes by its Case (`ServerSettings`).
     `callers`: which features of a Case its own callers bring about (`sim.reach`); empty where nothing is known of them.
     `policies`: those that its SUTs declare (`sim.policies`).
     """

@@ -130,15 +130,15 @@ def search(
     from sim.search.classics import classic_cases
     from sim.search.strategies import STRATEGIES
 
-    fixed = {"max_parked_s": sut.framework.max_parked_s}
+    most_s = sut.framework.max_parked_s
     campaign = run_campaign(
         sut,
-        STRATEGIES[kind](**fixed),
+        STRATEGIES[kind](max_parked_s=most_s),
         numbers or (*numbers_of([kind]), *in_every_world()),
         seed,
         Bounds(worlds=worlds),
         known=known,
-        classics=classic_cases([kind], **fixed) if classics else (),
+        classics=classic_cases([kind], max_parked_s=most_s) if classics else (),
     )
     if campaign.breakdown is not None:
         error = campaign.breakdown.error
