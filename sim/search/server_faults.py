@@ -41,7 +41,7 @@ def _trouble(drawn: tuple[int, int, int]) -> MakeTrouble:
             case 1:
                 return (DelayAnswer(when, session, 1.0 if variant else 90.0),)
             case 2:
-                return (LoseAnswer(when, session),)
+                return (LoseAnswer(when, session, 30.0 if variant == 3 else 1.0),)
             case 3:
                 return (CrashReplica(when, replica, 3.0 if variant // 2 else 1.0, variant % 2),)
             case 4:
