@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
-from sim.case import Case, Schedule, convert, to_builtins
+from sim.case import Case, Schedule, convert, layout, to_builtins
 from sim.clock import Chooser, Fifo
-from sim.schema import CaseError
+from sim.schema import CaseError, values_named
 from sim.sut.framework import Sut
 from sim.world import World
 
@@ -54,8 +54,9 @@ def shrink_world(case: Case, fails: Fails) -> Case:
 
 
 def _smaller(case: Case) -> Iterator[Case]:
-    """Every case that is smaller by one part and can be. The dialect stays, since it was asked for."""
+    """Every case that is smaller by one part and can be."""
     data = to_builtins(case)
+    yield from _more_usual(data)
     for index in range(len(case.sessions)):
         yield from _valid(_without_session(data, index))
     for index in range(case.replicas):
@@ -63,12 +64,34 @@ def _smaller(case: Case) -> Iterator[Case]:
     for path in _paths(data):
         if path[0] not in ("format", "schedule"):
             for changed in _reduced(data, path):
-                if _dialect(changed) == _dialect(data):
+                if _fixed(changed) == _fixed(data):
                     yield from _valid(changed)
 
 
-def _dialect(data: dict[str, Any]) -> Any:
-    return data.get("server", {}).get("dialect")
+_FIXED = ("dialect", "max_parked_s")
+"""Of the servers: what a search was asked for, and what an adapter has fixed."""
+
+
+def _fixed(data: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in data.get("server", {}).items() if key in _FIXED}
+
+
+_HOW_IT_RUNS = ("server", "router", "transport", "repeat", "max_concurrent_sessions")
+
+
+def _more_usual(data: dict[str, Any]) -> Iterator[Case]:
+    """Whatever a case may leave out at its default: of how it runs, then of all its sessions, or all its faults, at
+    once. What is left is quicker to take apart."""
+    for field in _HOW_IT_RUNS:
+        if field in data and (kept := _fixed(data) if field == "server" else {}) != data[field]:
+            yield from _valid({**_without(data, field), **({field: kept} if kept else {})})
+    for part in ("sessions", "faults"):
+        for field in dict.fromkeys(key for each in data.get(part, ()) for key in each):
+            yield from _valid({**data, part: [_without(each, field) for each in data[part]]})
+
+
+def _without(data: dict[str, Any], field: str) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if key != field}
 
 
 def _valid(data: Any) -> Iterator[Case]:
@@ -132,11 +155,18 @@ def _reduced(data: Any, path: Path) -> Iterator[Any]:
         return changed
 
     value = functools.reduce(lambda inside, key: inside[key], path, data)
-    if value not in ([], None) and (value != {} or isinstance(path[-1], str)):
+    if isinstance(path[-1], str) or value not in ([], {}, None):
         yield put()
     if isinstance(value, int | float) and not isinstance(value, bool):
-        lower = dict.fromkeys((0, 1, value // 2, value - 1))
-        yield from (put(type(value)(number)) for number in lower if 0 <= number < value)
+        size, sign = abs(value), -1 if value < 0 else 1
+        lower = dict.fromkeys((0, 1, size // 2, size - 1))
+        yield from (put(type(value)(sign * number)) for number in lower if 0 <= number < size)
+    if isinstance(value, str):
+        named = values_named(layout(), data, path)
+        shorter = (
+            named[: named.index(value)] if value in named else ("", value[: len(value) // 2], value[:-1], value[1:])
+        )
+        yield from (put(text) for text in dict.fromkeys(shorter) if text != value)
 
 
 def with_schedule(case: Case, schedule: Schedule) -> Case:
