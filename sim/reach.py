@@ -52,6 +52,14 @@ def _context_of_both(case: Case) -> int:
     return min(case.budget.prompt_length + case.budget.response_length, case.budget.max_position_embeddings)
 
 
+def _with_context(case: Case, tokens: int) -> Case:
+    """With an engine that vLLM would start with at that context."""
+    budget, server, engine = msgspec.structs.replace(case.budget, max_model_len=tokens), case.server, case.server.engine
+    if engine is not None:
+        server = msgspec.structs.replace(server, engine=engine.fitted(tokens))
+    return _changed(case, budget=budget, server=server)
+
+
 def _adds_live(fault: Fault, case: Case) -> bool:
     """Whether a replica is added that may be there: only times tell for sure that it left before, and is away still."""
     if not isinstance(fault, AddReplica):
@@ -118,7 +126,7 @@ FEATURES: tuple[Feature, ...] = (
         "a context shorter than prompt_length + response_length",
         "odd config",
         lambda case: case.budget.context_tokens < case.budget.prompt_length + case.budget.response_length,
-        lambda case: _changed(case, budget=msgspec.structs.replace(case.budget, max_model_len=_context_of_both(case))),
+        lambda case: _with_context(case, _context_of_both(case)),
     ),
     Feature(
         "a pause that does not abort",

@@ -4,6 +4,7 @@ import functools
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta
 
 from sim.dialects import DIALECTS, Dialect
@@ -34,6 +35,16 @@ class EngineSettings(Data, frozen=True):
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     long_prefill_token_threshold: TokenCount = 0
     watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+
+    def fitted(self, max_model_len: int) -> "EngineSettings":
+        """As they are, but for what vLLM would not start with at this max_model_len."""
+        pool, batched = self.num_gpu_blocks, max(self.max_num_batched_tokens, self.max_num_seqs or 1)
+        return msgspec.structs.replace(
+            self,
+            num_gpu_blocks=None if pool is None else max(pool, blocks_needed(max_model_len, self.block_size)),
+            max_num_batched_tokens=batched if self.enable_chunked_prefill else max(batched, max_model_len),
+            long_prefill_token_threshold=min(self.long_prefill_token_threshold, max_model_len),
+        )
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - settings are plain data, equal ones share the result
     def config(self, max_model_len: int) -> EngineConfig:

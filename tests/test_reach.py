@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from sim.case import Budget, Case, ClientView, Limit, Session, Transport
+from sim.case import Budget, Case, ClientView, EngineSettings, Limit, ServerSettings, Session, Transport
 from sim.faults import AddReplica, AfterSent, AtTime, RemoveReplica, WeightUpdate
 from sim.reach import FEATURES, REACHES, Reached, as_stock, reach_of
 from sim.sut.frameworks import FRAMEWORKS
@@ -68,3 +68,11 @@ def test_the_farthest_decides():
 def test_a_framework_speaks_of_features_that_there_are():
     for framework in FRAMEWORKS.values():
         assert set(framework.callers) <= set(CALLERS)
+
+
+def test_a_longer_context_has_a_pool_that_it_fits_in():
+    engine = EngineSettings(num_gpu_blocks=2, max_num_batched_tokens=7, enable_chunked_prefill=False)
+    case = replace(STOCK, budget=Budget(4, 40, 7), server=ServerSettings(engine=engine))
+    stock = as_stock(case, CALLERS)
+    assert (stock.budget.context_tokens, stock.server.engine.num_gpu_blocks) == (44, 4)
+    assert stock.server.engine.max_num_batched_tokens == 44

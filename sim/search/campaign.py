@@ -110,7 +110,7 @@ class Campaign:
 
     def watch(self, trace: Trace) -> None:
         """Sees whether something happens."""
-        if self.decoded and self.some_turn_ended_well:
+        if not trace.keeps or (self.decoded and self.some_turn_ended_well):
             return
         for _, turn in trace.ledger.turns():
             self.decoded |= turn.decoded_tokens > 0

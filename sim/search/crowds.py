@@ -17,7 +17,7 @@ ONE_IN = 4
 
 _PRIORITIES = (0, 1, -1, 7)
 _MOST_LIVE = (None, None, 1, 2, 3)
-_TIMES = (1, 1, 1, 1, 2, 3)
+_TIMES = (*[1] * 8, 2, 3)
 _ROUTERS = (Router(), Router(), Router("first"), Router("random", sticky=False))
 _MOST_REPEATED = 8
 """Sessions of a Case that is run again: more of them tell nothing new, and take long."""

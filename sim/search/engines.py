@@ -45,19 +45,17 @@ def _engine(drawn: tuple[Any, ...]) -> Fit:
     is_whole, is_uncached, by_priority, is_rate, brings_experts = flags
 
     def settings(max_model_len: int) -> EngineSettings:
-        """As vLLM would start with them."""
-        tokens = max(step_tokens, max_num_seqs or 1, max_model_len if is_whole else 1)
         return EngineSettings(
             num_gpu_blocks=None if spare_blocks < 0 else blocks_needed(max_model_len, block_size) + spare_blocks,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=tokens,
+            max_num_batched_tokens=step_tokens,
             enable_chunked_prefill=not is_whole,
             enable_prefix_caching=not is_uncached,
             scheduling_policy="priority" if by_priority else "fcfs",
-            long_prefill_token_threshold=min(threshold, max_model_len),
+            long_prefill_token_threshold=threshold,
             watermark=watermark,
-        )
+        ).fitted(max_model_len)
 
     def fit(budget: Budget, server: ServerSettings) -> tuple[Budget, ServerSettings]:
         kind, spare_tokens = context
