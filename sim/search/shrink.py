@@ -76,18 +76,23 @@ def _fixed(data: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.get("server", {}).items() if key in _FIXED}
 
 
-_HOW_IT_RUNS = ("server", "router", "transport", "repeat", "max_concurrent_sessions")
+_SETTINGS = ("server", "router", "transport", "repeat", "max_concurrent_sessions")
+_SETTINGS_OF = {
+    "sessions": ("shares_params_with", "shares_prompt_with", "priority"),
+    "faults": ("reset_prefix_cache", "pause_mode"),
+}
 
 
 def _more_usual(data: dict[str, Any]) -> Iterator[Case]:
-    """Whatever a case may leave out at its default: of how it runs, then of all its sessions, or all its faults, at
-    once. What is left is quicker to take apart."""
-    for field in _HOW_IT_RUNS:
+    """The case with a setting at its default, those of sessions and faults in all of them at once: what is left is
+    quicker to take apart."""
+    for field in _SETTINGS:
         if field in data and (kept := _fixed(data) if field == "server" else {}) != data[field]:
             yield from _valid({**_without(data, field), **({field: kept} if kept else {})})
-    for part in ("sessions", "faults"):
-        for field in dict.fromkeys(key for each in data.get(part, ()) for key in each):
-            yield from _valid({**data, part: [_without(each, field) for each in data[part]]})
+    for part, fields in _SETTINGS_OF.items():
+        for field in fields:
+            if any(field in each for each in data.get(part, ())):
+                yield from _valid({**data, part: [_without(each, field) for each in data[part]]})
 
 
 def _without(data: dict[str, Any], field: str) -> dict[str, Any]:
