@@ -64,10 +64,11 @@ class HoldingEngine:
         max_tokens: int,
         stop_after: int | None,
         output_base: int | None = None,
+        priority: int = 0,
     ) -> None:
         del now_ns
         self._admitted(request)
-        self._engine.add(self._now_ns, request, prompt_ids, max_tokens, stop_after, output_base)
+        self._engine.add(self._now_ns, request, prompt_ids, max_tokens, stop_after, output_base, priority)
         self._decoded[request] = self._shown[request] = 0
         self._run_engine()
 

@@ -65,6 +65,8 @@ def why_not_expressible(case: Case, sut: Sut, engines: RealEngines) -> str | Non
             return f"fault {index} pauses with mode {fault.pause_mode}, and verl's servers abort"
     if any(session.shares_prompt_with is not None for session in case.sessions):
         return "its sessions share a prompt, and real prompts are made up one by one"
+    if any(session.priority for session in case.sessions):
+        return "its sessions have priorities, which nobody tells a real engine"
     if case.schedule.policy != "fifo":
         return f"it needs its own order of callbacks (schedule {case.schedule.policy})"
     if case.replicas > engines.settings.replicas_max:

@@ -71,19 +71,15 @@ SERVERS = (loses_a_token_at_an_abort, keeps_its_old_version, refuses_instead_of_
 class OneTokenMore(TimedEngine):
     """Goes one token past its limit."""
 
-    def add(
-        self, now_ns: int, request: int, prompt_ids: Any, max_tokens: int, stop_after: Any, base: Any = None
-    ) -> None:
-        super().add(now_ns, request, prompt_ids, max_tokens + 1, stop_after, base)
+    def add(self, now_ns: int, request: int, prompt_ids: Any, max_tokens: int, stop_after: Any, *more: Any) -> None:
+        super().add(now_ns, request, prompt_ids, max_tokens + 1, stop_after, *more)
 
 
 class LengthBeforeStop(TimedEngine):
     """Calls a stop on the last token a length."""
 
-    def add(
-        self, now_ns: int, request: int, prompt_ids: Any, max_tokens: int, stop_after: Any, base: Any = None
-    ) -> None:
-        super().add(now_ns, request, prompt_ids, max_tokens, None if stop_after == max_tokens else stop_after, base)
+    def add(self, now_ns: int, request: int, prompt_ids: Any, max_tokens: int, stop_after: Any, *more: Any) -> None:
+        super().add(now_ns, request, prompt_ids, max_tokens, None if stop_after == max_tokens else stop_after, *more)
 
 
 def with_dialect(change: Callable[[Dialect], Any]) -> MakeServer:

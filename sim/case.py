@@ -25,6 +25,7 @@ from sim.schema import (
     Data,
     Index,
     PositiveTokenCount,
+    Priority,
     Seconds,
     Seed,
     TokenCount,
@@ -124,7 +125,8 @@ class Session(Data, frozen=True):
 
     `shares_params_with`: the session whose sampling-params object this one reuses. `shares_prompt_with`: the session
     whose first prompt is this one's too, token for token as far as both go, so that one finds the other's KV in a
-    prefix cache; what the model answers is each one's own.
+    prefix cache; what the model answers is each one's own. `priority`: vLLM's, of each of its requests, whatever
+    clients pass on; the lower ones come first, where `server.engine.scheduling_policy` is priority.
     """
 
     prompt_tokens: PositiveTokenCount
@@ -133,6 +135,7 @@ class Session(Data, frozen=True):
     limit: Limit | None = None
     shares_params_with: Index | None = None
     shares_prompt_with: Index | None = None
+    priority: Priority = 0
 
 
 class Transport(Data, frozen=True):

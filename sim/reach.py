@@ -52,6 +52,14 @@ def _context_of_both(case: Case) -> int:
     return min(case.budget.prompt_length + case.budget.response_length, case.budget.max_position_embeddings)
 
 
+def _with_context(case: Case, tokens: int) -> Case:
+    """With an engine that vLLM would start with at that context."""
+    budget, server, engine = msgspec.structs.replace(case.budget, max_model_len=tokens), case.server, case.server.engine
+    if engine is not None:
+        server = msgspec.structs.replace(server, engine=engine.fitted(tokens))
+    return _changed(case, budget=budget, server=server)
+
+
 def _adds_live(fault: Fault, case: Case) -> bool:
     """Whether a replica is added that may be there: only times tell for sure that it left before, and is away still."""
     if not isinstance(fault, AddReplica):
@@ -97,6 +105,12 @@ FEATURES: tuple[Feature, ...] = (
         lambda case: _sessions(case, lambda each: msgspec.structs.replace(each, limit=None)),
     ),
     Feature(
+        "priorities of requests",
+        "custom callers",
+        lambda case: any(session.priority for session in case.sessions),
+        lambda case: _sessions(case, lambda each: msgspec.structs.replace(each, priority=0)),
+    ),
+    Feature(
         "a replica added that may be there",
         "custom callers",
         lambda case: any(_adds_live(fault, case) for fault in case.faults),
@@ -118,7 +132,7 @@ FEATURES: tuple[Feature, ...] = (
         "a context shorter than prompt_length + response_length",
         "odd config",
         lambda case: case.budget.context_tokens < case.budget.prompt_length + case.budget.response_length,
-        lambda case: _changed(case, budget=msgspec.structs.replace(case.budget, max_model_len=_context_of_both(case))),
+        lambda case: _with_context(case, _context_of_both(case)),
     ),
     Feature(
         "a pause that does not abort",
@@ -156,6 +170,11 @@ def reach_of(case: Case, callers: Mapping[str, bool]) -> Reached:
         if not callers.get(feature.name, False) and feature.has(case):
             farthest = Reached(feature.reach, feature.name)
     return farthest
+
+
+def is_farther(reach: Reach, other: Reach) -> bool:
+    """Whether fewer meet the one than the other."""
+    return REACHES.index(reach) > REACHES.index(other)
 
 
 def as_stock(case: Case, callers: Mapping[str, bool]) -> Case:

@@ -1,8 +1,10 @@
 """What Cases are made of: ranges of values, strict frozen data, and JSON read with errors that a person can act on."""
 
 import difflib
+import functools
 import re
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, inspect
@@ -18,11 +20,13 @@ __all__ = [
     "Data",
     "Index",
     "PositiveTokenCount",
+    "Priority",
     "Seconds",
     "Seed",
     "TokenCount",
     "explained",
     "plain_json",
+    "values_named",
 ]
 
 MAX_TOKENS = 10_000_000
@@ -34,6 +38,7 @@ TokenCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 PositiveTokenCount: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_TIME_S)]
 Index: TypeAlias = Annotated[int, Meta(ge=0)]
+Priority: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Seed: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 _SHOWN_CHARS = 60
@@ -87,6 +92,18 @@ def _hint(message: str, data: Any, allowed: list[str], field: str) -> str:
     guess = f"; did you mean {close[0]}?" if close else ""
     plugins = f"; {FROM_PLUGINS}" if field == "fault" else ""
     return f" (allowed are {', '.join(allowed)}{guess}{plugins})"
+
+
+def values_named(kind: Any, data: Any, path: Sequence[str | int]) -> tuple[Any, ...]:
+    """The values of a Literal field of this type, at a path in its data, as it has them; none for any other field."""
+    here, field = _info(kind), path[-1]
+    for step in path[:-1]:
+        here, data = _inside(here, step, data), data[step]
+    hints = [get_type_hints(each.cls).get(str(field)) for each in _structs(here, data)]
+    return next((get_args(hint) for hint in hints if get_origin(hint) is Literal), ())
+
+
+_info = functools.lru_cache(maxsize=4)(inspect.type_info)
 
 
 def _options(here: Any) -> Any:

@@ -4,6 +4,7 @@ import functools
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta
 
 from sim.dialects import DIALECTS, Dialect
@@ -12,6 +13,9 @@ from sim.engine.latency import Affine, Constant, Fitted, Latency, Roofline
 from sim.schema import MAX_TOKENS, CaseError, Data, PositiveTokenCount, Seconds, TokenCount
 from sim.startup.batch import check_batch
 from sim.startup.kv_pool import blocks_needed, fit_pool
+
+MAX_PARKED_S = 60.0
+"""Unless a framework says otherwise."""
 
 
 class EngineSettings(Data, frozen=True):
@@ -31,6 +35,16 @@ class EngineSettings(Data, frozen=True):
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     long_prefill_token_threshold: TokenCount = 0
     watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+
+    def fitted(self, max_model_len: int) -> "EngineSettings":
+        """As they are, but for what vLLM would not start with at this max_model_len."""
+        pool, batched = self.num_gpu_blocks, max(self.max_num_batched_tokens, self.max_num_seqs or 1)
+        return msgspec.structs.replace(
+            self,
+            num_gpu_blocks=None if pool is None else max(pool, blocks_needed(max_model_len, self.block_size)),
+            max_num_batched_tokens=batched if self.enable_chunked_prefill else max(batched, max_model_len),
+            long_prefill_token_threshold=min(self.long_prefill_token_threshold, max_model_len),
+        )
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - settings are plain data, equal ones share the result
     def config(self, max_model_len: int) -> EngineConfig:
@@ -93,7 +107,8 @@ class ServerSettings(Data, frozen=True):
     A step of the engine takes `token_time_s`, and `prefill_s` more if it computes any prompt, unless `latency` says
     otherwise. `engine` null: there are no steps and no KV, and each request decodes a token each `token_time_s` after
     `prefill_s`, however many there are. `routed_experts`: in which container answers bring the experts that each token
-    was routed to (`sim.servers.experts`).
+    was routed to (`sim.servers.experts`). `max_parked_s`: how long a request may wait at a closed gate beyond the
+    pauses that the Case asks for; adapters declare their own, and a search writes it here.
     """
 
     dialect: str = "vllm"
@@ -104,6 +119,7 @@ class ServerSettings(Data, frozen=True):
     engine: EngineSettings | None = EngineSettings()
     latency: LatencyModel | None = None
     routed_experts: Literal["none", "list", "numpy", "torch"] = "none"
+    max_parked_s: Seconds = MAX_PARKED_S
 
     def __post_init__(self) -> None:
         if self.dialect not in DIALECTS and DIALECTS.find(self.dialect) is None:

@@ -25,9 +25,6 @@ MOST_RAISED_KEPT = 100
 
 CHAPTER_EVENTS = 8192
 
-MAX_PARKED_S = 60.0
-"""Unless a framework says otherwise."""
-
 WHOLE_EVENTS = 1 << 16
 """A trace of fewer events has the digest of a list."""
 
@@ -50,8 +47,7 @@ class Trace:
     `sessions`: how many there are. `roles`: what the kinds of messages to this world's balancer ask for; a kind that
     is not among them asks for nothing that is followed. `observers`: they are handed all events in chapters of about
     `chapter_events`, and the trace keeps none; None: it keeps them all, as `events` and `ledger`. All else is the same
-    for both. `budget_setting`: what the client's config calls the length of a response. `max_parked_s`: how long a
-    request may wait at a closed gate beyond the pause that the Case asks for.
+    for both. `budget_setting`: what the client's config calls the length of a response.
     """
 
     def __init__(
@@ -61,11 +57,9 @@ class Trace:
         observers: Sequence[Observer] | None = None,
         chapter_events: int = CHAPTER_EVENTS,
         budget_setting: str = "response_length",
-        max_parked_s: float = MAX_PARKED_S,
     ) -> None:
         self.roles = roles
         self.budget_setting = budget_setting
-        self.max_parked_s = max_parked_s
         self.raised: dict[tuple[int, int], StackSummary] = {}
         """Where the exception of a call came from, by (session, turn), for the first `MOST_RAISED_KEPT`. No event: it
         differs from machine to machine."""

@@ -11,6 +11,7 @@ from sim.sut.reference.client import PinnedClient
 from sim.sut.reference.routing import LeastLoadedBalancer
 from sim.sut.registry import CLEAN, load_sut, sut_of
 from sim.verdicts import clearing_policies, judged
+from sim.world import run_world
 
 TWO_TURNS = Case(Budget(4, 8, 64), (Session(4, (Turn(6, 1), Turn())),))
 """Six tokens, one of a tool, and eight more: 15, of which a loop keeps 8."""
@@ -152,3 +153,12 @@ def test_a_report_can_say_which_policy_would_clear_it():
     strict = judged(TWO_TURNS, sut_of("mine", declaring(client="trajectory")))
     assert "budget=turn" in clearing_policies(strict, "B1")
     assert clearing_policies(run, "D1") == []
+
+
+@pytest.mark.parametrize(
+    ("sut", "sticky"),
+    [("reference:pinned", "no"), ("reference:favourite", "yes"), ("reference:routes-anywhere", "yes")],
+)
+def test_the_routers_setting_speaks_for_the_built_in_balancer_alone(sut, sticky):
+    case = Case(Budget(4, 8), (Session(4),), router=Router(sticky=False))
+    assert in_force(case.policies, run_world(case, load_sut(sut)).declared).sticky == sticky

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from sim.case import Budget, Case, ClientView, Limit, Session, Transport
+from sim.case import Budget, Case, ClientView, EngineSettings, Limit, ServerSettings, Session, Transport
 from sim.faults import AddReplica, AfterSent, AtTime, CancelClient, RemoveReplica, WeightUpdate
 from sim.reach import FEATURES, REACHES, Reached, as_stock, reach_of
 from sim.sut.frameworks import FRAMEWORKS
@@ -14,6 +14,7 @@ CALLERS = dict.fromkeys([feature.name for feature in FEATURES], False)
 WITH = {
     "a first prompt beyond prompt_length": replace(STOCK, sessions=(Session(5),)),
     "a limit of the caller's own": replace(STOCK, sessions=(Session(4, limit=Limit("max_tokens", 0)),)),
+    "priorities of requests": replace(STOCK, sessions=(Session(4, priority=-1),)),
     "a replica added that may be there": replace(STOCK, faults=(AddReplica(AtTime(2.0), 0),)),
     "a call that is cancelled": replace(STOCK, faults=(CancelClient(AtTime(1.0), 0),)),
     "a config that lacks, or misspells, response_length": replace(
@@ -68,3 +69,11 @@ def test_the_farthest_decides():
 def test_a_framework_speaks_of_features_that_there_are():
     for framework in FRAMEWORKS.values():
         assert set(framework.callers) <= set(CALLERS)
+
+
+def test_a_longer_context_has_a_pool_that_it_fits_in():
+    engine = EngineSettings(num_gpu_blocks=2, max_num_batched_tokens=7, enable_chunked_prefill=False)
+    case = replace(STOCK, budget=Budget(4, 40, 7), server=ServerSettings(engine=engine))
+    stock = as_stock(case, CALLERS)
+    assert (stock.budget.context_tokens, stock.server.engine.num_gpu_blocks) == (44, 4)
+    assert stock.server.engine.max_num_batched_tokens == 44

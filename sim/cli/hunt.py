@@ -250,8 +250,9 @@ class _Hunt(NamedTuple):
                     share = Bounds(seconds=(seconds or 0) / len(groups))
                 else:
                     share = Bounds(worlds=(worlds + len(groups) - 1 - index) // len(groups))
-                drawn = strategy(**self.options)
-                classics = classic_cases({INVARIANTS[number].kind for number in numbers}, **self.options)
+                options = self.options | {"max_parked_s": sut.framework.max_parked_s}
+                drawn = strategy(**options)
+                classics = classic_cases({INVARIANTS[number].kind for number in numbers}, **options)
                 search_nearest_first(
                     whole,
                     drawn,

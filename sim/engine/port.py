@@ -66,9 +66,11 @@ class DecodeEngine(Protocol):
         max_tokens: int,
         stop_after: int | None,
         output_base: int | None = None,
+        priority: int = 0,
     ) -> None:
         """Takes a request that ends after `max_tokens` (length), or `stop_after` (stop) if that is not later.
-        `output_base`: the id of its first output token; None: they count on from the prompt."""
+        `output_base`: the id of its first output token; None: they count on from the prompt. `priority`: lower wins,
+        under the priority policy only."""
 
     def watch(self, request: int, tokens: int) -> None:
         """Makes the moment when `request` has decoded `tokens` one at which `next_moment` stops, if that is to come.

@@ -80,6 +80,7 @@ class TimedEngine:
         max_tokens: int,
         stop_after: int | None,
         output_base: int | None = None,
+        priority: int = 0,
     ) -> None:
         self._interrupt(now_ns)
         request_id = str(request)
@@ -97,6 +98,7 @@ class TimedEngine:
                 max_tokens=max_tokens,
                 stop_at=None if stop_after is None else stop_after - 1,
                 output_base=prompt_ids[-1] + 1 if output_base is None else output_base,
+                priority=priority,
                 arrival_time=now_ns / NS_PER_S,
             )
         )

@@ -26,7 +26,7 @@ class Evidence:
     `warnings`: each different warning of the system under test so far. `stale_updates`: weight updates, since the last
     sessions were judged, that left requests running on KV of older weights. `routing`: what its messages say of the
     balancer. `pauses`: what became of its replicas' pauses. `end`: how the run ended; None while it goes on.
-    `first_loads`, `factory_raised`, `budget_setting` and `max_parked_s`: as of `Trace`.
+    `first_loads`, `factory_raised` and `budget_setting`: as of `Trace`.
     """
 
     case: Case
@@ -41,7 +41,6 @@ class Evidence:
     end: WorldEnded | None
     factory_raised: bool
     budget_setting: str
-    max_parked_s: float
 
     def budget_tokens(self, session: int) -> int | None:
         """The budget of each turn of a session; None where it has none to be held to."""

@@ -253,7 +253,6 @@ class Judge:
             findings.end,
             trace.factory_raised,
             trace.budget_setting,
-            trace.max_parked_s,
         )
         for invariant in self._invariants:
             if findings.end is not None or invariant.scope == "sessions":

@@ -32,7 +32,7 @@ def _no_end(evidence: Evidence, end: WorldEnded) -> Violation:
 def _parked_too_long(evidence: Evidence) -> Iterator[Violation]:
     """A gate opens when the update behind it is over. A replica that the balancer has let go of has no update to wait
     for: there the whole time counts, and on any other what the Case's own pauses do not explain."""
-    most_ns = to_ns(evidence.max_parked_s)
+    most_ns = to_ns(evidence.case.server.max_parked_s)
     for attempt in evidence.ledger.attempts:
         parked, replica = attempt.parked, attempt.sent.replica
         if parked is None:

@@ -34,7 +34,7 @@ from sim.search.afar import Afar
 from sim.search.draws import from_the_seed_alone
 from sim.search.find import Find, Known, size_of
 from sim.search.schedules import MORE_FOR_A_RACE, under_schedules
-from sim.search.shrink import shrink_schedule, shrink_world
+from sim.search.shrink import NOBODYS, shrink_schedule, shrink_world
 from sim.sut.framework import Sut
 from sim.trace import Trace
 from sim.verdicts import judged
@@ -110,7 +110,7 @@ class Campaign:
 
     def watch(self, trace: Trace) -> None:
         """Sees whether something happens."""
-        if self.decoded and self.some_turn_ended_well:
+        if not trace.keeps or (self.decoded and self.some_turn_ended_well):
             return
         for _, turn in trace.ledger.turns():
             self.decoded |= turn.decoded_tokens > 0
@@ -311,7 +311,7 @@ class _Search:
             return message is not None
 
         case = shrink_schedule(find.case, self.campaign.sut, fails) if find.is_race else find.case
-        case = shrink_world(case, fails)
+        case = shrink_world(case, fails, self.campaign.sut.framework.callers or NOBODYS)
         self.campaign.finds[-1] = Find(find.invariant, messages.get(case, find.message), case)
 
 

@@ -4,6 +4,7 @@ Each is small enough to read, and all that is in it is meant: chance meets a wor
 """
 
 from collections.abc import Collection
+from typing import Any
 
 import msgspec
 
@@ -28,6 +29,7 @@ from sim.faults import (
 )
 from sim.invariants.table import INVARIANTS
 from sim.policies import BudgetPolicy
+from sim.settings import MAX_PARKED_S
 
 
 class Classic(msgspec.Struct, frozen=True):
@@ -194,18 +196,22 @@ CLASSICS = (
 
 
 def classic_cases(
-    kinds: Collection[str], dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3
+    kinds: Collection[str],
+    dialect: str = "vllm",
+    policy: BudgetPolicy = "turn",
+    most_turns: int = 3,
+    max_parked_s: float = MAX_PARKED_S,
 ) -> tuple[Case, ...]:
     """The classics for invariants of these kinds, fitted to what a search varies."""
     return tuple(
-        _fitted(classic.case, dialect, policy, most_turns)
+        _fitted(classic.case, policy, most_turns, dialect=dialect, max_parked_s=max_parked_s)
         for classic in CLASSICS
         if any(INVARIANTS[number].kind in kinds for number in classic.meant_for)
     )
 
 
-def _fitted(case: Case, dialect: str, policy: BudgetPolicy, most_turns: int) -> Case:
+def _fitted(case: Case, policy: BudgetPolicy, most_turns: int, **server: Any) -> Case:
     replace = msgspec.structs.replace
     sessions = tuple(replace(session, turns=session.turns[:most_turns]) for session in case.sessions)
-    budget, server = replace(case.budget, policy=policy), replace(case.server, dialect=dialect)
-    return replace(case, budget=budget, sessions=sessions, server=server)
+    budget = replace(case.budget, policy=policy)
+    return replace(case, budget=budget, sessions=sessions, server=replace(case.server, **server))

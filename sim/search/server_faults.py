@@ -6,6 +6,7 @@ from typing import get_args
 from hypothesis import strategies as st
 
 from sim.faults import (
+    AfterTokens,
     AtTime,
     CrashReplica,
     DelayAnswer,
@@ -37,11 +38,12 @@ def _trouble(drawn: tuple[int, int, int]) -> MakeTrouble:
         session, replica = index % sessions, index % replicas
         match kind:
             case 0:
-                return (FailRequest(when, session),)
+                # At another's time there seldom is a request of the session.
+                return (FailRequest(AfterTokens(session, 1 + index) if variant else when, session),)
             case 1:
                 return (DelayAnswer(when, session, 1.0 if variant else 90.0),)
             case 2:
-                return (LoseAnswer(when, session),)
+                return (LoseAnswer(when, session, 30.0 if variant == 3 else 1.0),)
             case 3:
                 return (CrashReplica(when, replica, 3.0 if variant // 2 else 1.0, variant % 2),)
             case 4:

@@ -14,15 +14,17 @@ step of the FIFO run.
 import functools
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from sim.case import Case, Schedule, convert, to_builtins
+from sim.case import Case, Schedule, convert, layout, to_builtins
 from sim.clock import Chooser, Fifo
-from sim.schema import CaseError
+from sim.reach import FEATURES, as_stock, is_farther, reach_of
+from sim.schema import CaseError, values_named
 from sim.sut.framework import Sut
 from sim.world import World
 
@@ -34,10 +36,15 @@ MOST_RUNS = 400
 
 _LOW = 4
 
+NOBODYS: Mapping[str, bool] = MappingProxyType(dict.fromkeys([feature.name for feature in FEATURES], True))
+"""Of callers of whom nothing is known: whatever a case has, they may bring about."""
 
-def shrink_world(case: Case, fails: Fails) -> Case:
-    """The case without what it does not need: greedily, each part in turn, until none can be spared."""
-    runs = 0
+
+def shrink_world(case: Case, fails: Fails, callers: Mapping[str, bool] = NOBODYS) -> Case:
+    """The case without what it does not need: greedily, each part in turn, until none can be spared. First what the
+    framework's own callers (`Framework.callers`) never bring about; nothing brings that back."""
+    case = _nearer(case, fails, callers)
+    reach, runs = reach_of(case, callers).reach, 0
     spared = True
     while spared and runs < MOST_RUNS:
         spared = False
@@ -45,7 +52,7 @@ def shrink_world(case: Case, fails: Fails) -> Case:
         candidates = _smaller(case)
         while runs < MOST_RUNS and (smaller := next(candidates, None)) is not None:
             runs += 1
-            if fails(smaller):
+            if not is_farther(reach_of(smaller, callers).reach, reach) and fails(smaller):
                 case, spared = smaller, True
                 candidates = itertools.islice(_smaller(case), number, None)  # the next part now has this one's number
             else:
@@ -53,9 +60,21 @@ def shrink_world(case: Case, fails: Fails) -> Case:
     return case
 
 
+def _nearer(case: Case, fails: Fails, callers: Mapping[str, bool]) -> Case:
+    """The case without the features that put it beyond stock, all of them if it can be, else one after the other."""
+    stock = as_stock(case, callers)
+    if stock == case or fails(stock):
+        return stock
+    for feature in reversed(FEATURES):
+        if not callers.get(feature.name, False) and feature.has(case) and fails(without := feature.without(case)):
+            case = without
+    return case
+
+
 def _smaller(case: Case) -> Iterator[Case]:
-    """Every case that is smaller by one part and can be. The dialect stays, since it was asked for."""
+    """Every case that is smaller by one part and can be."""
     data = to_builtins(case)
+    yield from _more_usual(data)
     for index in range(len(case.sessions)):
         yield from _valid(_without_session(data, index))
     for index in range(case.replicas):
@@ -63,12 +82,39 @@ def _smaller(case: Case) -> Iterator[Case]:
     for path in _paths(data):
         if path[0] not in ("format", "schedule"):
             for changed in _reduced(data, path):
-                if _dialect(changed) == _dialect(data):
+                if _fixed(changed) == _fixed(data):
                     yield from _valid(changed)
 
 
-def _dialect(data: dict[str, Any]) -> Any:
-    return data.get("server", {}).get("dialect")
+_FIXED = ("dialect", "max_parked_s")
+"""Of the servers: what a search was asked for, and what an adapter has fixed."""
+
+
+def _fixed(data: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in data.get("server", {}).items() if key in _FIXED}
+
+
+_SETTINGS = ("server", "router", "transport", "repeat", "max_concurrent_sessions")
+_SETTINGS_OF = {
+    "sessions": ("shares_params_with", "shares_prompt_with", "priority"),
+    "faults": ("reset_prefix_cache", "pause_mode"),
+}
+
+
+def _more_usual(data: dict[str, Any]) -> Iterator[Case]:
+    """The case with a setting at its default, those of sessions and faults in all of them at once: what is left is
+    quicker to take apart."""
+    for field in _SETTINGS:
+        if field in data and (kept := _fixed(data) if field == "server" else {}) != data[field]:
+            yield from _valid({**_without(data, field), **({field: kept} if kept else {})})
+    for part, fields in _SETTINGS_OF.items():
+        for field in fields:
+            if any(field in each for each in data.get(part, ())):
+                yield from _valid({**data, part: [_without(each, field) for each in data[part]]})
+
+
+def _without(data: dict[str, Any], field: str) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if key != field}
 
 
 def _valid(data: Any) -> Iterator[Case]:
@@ -132,11 +178,18 @@ def _reduced(data: Any, path: Path) -> Iterator[Any]:
         return changed
 
     value = functools.reduce(lambda inside, key: inside[key], path, data)
-    if value not in ([], None) and (value != {} or isinstance(path[-1], str)):
+    if isinstance(path[-1], str) or value not in ([], {}, None):
         yield put()
     if isinstance(value, int | float) and not isinstance(value, bool):
-        lower = dict.fromkeys((0, 1, value // 2, value - 1))
-        yield from (put(type(value)(number)) for number in lower if 0 <= number < value)
+        size, sign = abs(value), -1 if value < 0 else 1
+        lower = dict.fromkeys((0, 1, size // 2, size - 1))
+        yield from (put(type(value)(sign * number)) for number in lower if 0 <= number < size)
+    if isinstance(value, str):
+        named = values_named(layout(), data, path)
+        shorter = (
+            named[: named.index(value)] if value in named else ("", value[: len(value) // 2], value[:-1], value[1:])
+        )
+        yield from (put(text) for text in dict.fromkeys(shorter) if text != value)
 
 
 def with_schedule(case: Case, schedule: Schedule) -> Case:

@@ -7,13 +7,14 @@ has registered are drawn with ours, by the names and types of their fields.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from hypothesis import strategies as st
 from msgspec import UNSET, inspect
 
 from sim.case import Budget, Case, ClientView, Limit, ServerSettings, Session, Transport, Turn
+from sim.engine.config import PauseMode
 from sim.faults import (
     FAULTS,
     AbortAll,
@@ -25,6 +26,7 @@ from sim.faults import (
     CancelClient,
     ClearSticky,
     DelayReleases,
+    Every,
     Fault,
     RemoveReplica,
     WeightUpdate,
@@ -33,7 +35,10 @@ from sim.faults import (
 from sim.policies import BudgetPolicy
 from sim.registry import load_installed_plugins
 from sim.schema import CaseError
+from sim.search.crowds import CROWDS, Arrange
+from sim.search.engines import ENGINES, Fit
 from sim.search.server_faults import ONE_IN, SERVER_FAULTS, TROUBLES
+from sim.settings import MAX_PARKED_S
 
 MakeFault = Callable[[int, int, int], Fault]
 """Makes a fault that fits a number of sessions, of replicas, and the response_length."""
@@ -44,8 +49,12 @@ MOST_TOKENS = 64
 MOST_SESSIONS_IN_A_ROW = 48
 """Enough choices among equals for R4 to tell chance from favour."""
 
+_LEAST_BETWEEN_S = 2.0
+"""Between two updates of a trainer that comes again: most calls come through."""
+
 _lengths = st.integers(1, MOST_TOKENS)
-_indexes = st.integers(0, 7)
+_LAST_INDEX = 7
+_indexes = st.integers(0, _LAST_INDEX)
 _seconds = st.integers(0, 40).map(lambda quarters: quarters / 4)
 
 _ODD_RESPONSE_LENGTHS: list[Any] = [UNSET, None, 0, -1, "8", 8.0, True, False]
@@ -72,7 +81,7 @@ _servers = st.sampled_from(_SERVERS)
 _stops = st.integers(-2 * MOST_TOKENS, MOST_TOKENS).map(lambda tokens: tokens if tokens > 0 else None)
 _turn = st.tuples(_stops, st.integers(0, 8), _seconds)
 _limits = st.integers(-6 * MOST_TOKENS, 2 * MOST_TOKENS + 1).map(
-    lambda n: None if n < 0 else Limit("max_tokens" if n % 2 else "max_new_tokens", n // 2)
+    lambda n: None if n < 0 else Limit(("max_new_tokens", "max_tokens", "max_new_tokens", "both")[n % 4], n // 2)
 )
 _session = st.tuples(
     _lengths, st.lists(_turn, min_size=1, max_size=3), _seconds, _limits, st.integers(0, 7).map(lambda n: n == 7)
@@ -105,17 +114,32 @@ def _fitted_when(drawn: tuple[int, int, int, float], sessions: int, response_len
 _when = st.tuples(st.integers(0, 5), _indexes, _lengths, _seconds)
 
 
+_ODD_PAUSES: tuple[tuple[PauseMode, bool], ...] = (
+    ("keep", True),
+    ("wait", True),
+    ("abort", False),
+    ("keep", False),
+    ("wait", False),
+)
+"""A pause's mode, and whether it clears the prefix cache, in ways that verl's trainers do not have."""
+
+
 def _abort_fault(drawn: tuple[tuple[int, int, int, float], int, int, float]) -> MakeFault:
-    drawn_when, kind, index, pause_s = drawn
+    drawn_when, number, index, pause_s = drawn
+    kind, variant = number % 4, _MOST_VARIANTS - 1 - number // 4
+    mode, is_cleared = _ODD_PAUSES[variant] if variant < len(_ODD_PAUSES) else ("abort", True)
+    comes_again = variant == len(_ODD_PAUSES)
 
     def make(sessions: int, replicas: int, response_length: int) -> Fault:
         when = _fitted_when(drawn_when, sessions, response_length)
+        if comes_again:
+            when = Every(_LEAST_BETWEEN_S + drawn_when[3])
         if kind == 3:
             return AbortRequest(when, index % sessions)
         if kind == 2:
-            return AbortAll(when, index % replicas, pause_s)
-        leaving = (index % replicas,) if kind == 1 and replicas > 1 else ()
-        return WeightUpdate(when, pause_s, leaving)
+            return AbortAll(when, index % replicas, pause_s, is_cleared)
+        leaving = (index % replicas,) if kind == 1 and replicas > 1 and mode == "abort" else ()
+        return WeightUpdate(when, pause_s, leaving, is_cleared, mode)
 
     return make
 
@@ -141,13 +165,16 @@ def _membership_fault(drawn: tuple[int, bool, int, int, float]) -> MakeFault:
         if kind == 1:
             return RemoveReplica(when, replica % replicas)
         if kind == 2:
-            return DelayReleases(when, 1.0 + time_s)
+            return DelayReleases(when, 1.0 + time_s, *([4.0] if replica == _LAST_INDEX else []))
         return ClearSticky(when)
 
     return make
 
 
-_abort_faults = st.tuples(_when, st.integers(0, 3), _indexes, st.sampled_from([1.0, 0.0, 3.0])).map(_abort_fault)
+_MOST_VARIANTS = 32
+_abort_faults = st.tuples(
+    _when, st.integers(0, 4 * _MOST_VARIANTS - 1), _indexes, st.sampled_from([1.0, 0.0, 3.0])
+).map(_abort_fault)
 _cancel_faults = st.tuples(_when, _indexes).map(_cancel_fault)
 _membership_faults = st.tuples(st.integers(0, 3), st.booleans(), _indexes, _indexes, _seconds).map(_membership_fault)
 
@@ -246,12 +273,23 @@ def _one_of(*own: st.SearchStrategy[MakeFault]) -> st.SearchStrategy[MakeFault]:
 # Cases
 
 
-def _with_dialect(server: ServerSettings, dialect: str) -> ServerSettings:
-    return msgspec.structs.replace(server, dialect=dialect)
+class _Fixed(NamedTuple):
+    """What is the same in all cases of a search, and what of it an adapter fixes for its framework."""
+
+    dialect: str
+    max_parked_s: float
+
+    def put(self, fields: dict[str, Any], fit: Fit | None, arrange: Arrange | None) -> dict[str, Any]:
+        """The fields of a Case with another engine, its sessions arranged, and all that is fixed."""
+        if arrange is not None:
+            fields |= arrange(fields["sessions"], fields["transport"])
+        if fit is not None:
+            fields["budget"], fields["server"] = fit(fields["budget"], fields["server"])
+        return fields | {"server": msgspec.structs.replace(fields["server"], **self._asdict())}
 
 
 def _fitting(faults: tuple[Fault, ...], **settings: Any) -> Case:
-    """A Case with those of the faults that fit it; ours always do."""
+    """A Case with those of the faults that fit it, as ours do but for pauses that its servers do not have."""
     try:
         return Case(faults=faults, **settings)
     except CaseError:
@@ -268,35 +306,34 @@ def _fits(fault: Fault, case: Case) -> bool:
 
 
 def response_cases(
-    dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3
+    dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3, max_parked_s: float = MAX_PARKED_S
 ) -> st.SearchStrategy[Case]:
     """A few sessions whose responses are aborted and resumed: budgets, limits, configs, conservation, liveness."""
+    fixed = _Fixed(dialect, max_parked_s)
 
     def fitted(drawn: tuple[Any, ...]) -> Case:
-        prompt_length, response_length, spare, view, replicas, sessions, faults, server, transport, odds, seed, more = (
-            drawn
-        )
+        lengths, view, replicas, sessions, faults, server, transport, odds, seed, more, fit, arrange = drawn
+        prompt_length, response_length, spare = lengths
         calm, drops = odds == 0, odds == 7
         context: Any = max(2, prompt_length + response_length + 8 - spare) if spare else UNSET
         budget = Budget(prompt_length, response_length, context, policy=policy, client_view=view)
         fitted_sessions = _fitted_sessions(sessions, budget, most_turns)
         made = [] if calm else [make(len(fitted_sessions), replicas, response_length) for make in faults]
-        return _fitting(
-            (*made, *_trouble(more, len(fitted_sessions), replicas, response_length)),
-            budget=budget,
-            sessions=fitted_sessions,
-            replicas=replicas,
-            server=_with_dialect(server, dialect),
-            transport=transport,
-            partial_rollout=not drops,
-            seed=seed,
-        )
+        fields = {
+            "budget": budget,
+            "sessions": fitted_sessions,
+            "replicas": replicas,
+            "server": server,
+            "transport": transport,
+            "partial_rollout": not drops,
+            "seed": seed,
+        }
+        trouble = _trouble(more, len(fitted_sessions), replicas, response_length)
+        return _fitting((*made, *trouble), **fixed.put(fields, fit, arrange))
 
     spares = st.integers(-2 * MOST_TOKENS, MOST_TOKENS).map(lambda n: max(0, n))
     return st.tuples(
-        _lengths,
-        _lengths,
-        spares,
+        st.tuples(_lengths, _lengths, spares),
         _views,
         st.integers(1, 3),
         st.lists(_session, min_size=1, max_size=4),
@@ -306,12 +343,17 @@ def response_cases(
         st.integers(0, 7),
         st.integers(0, 255),
         _troubles,
+        ENGINES,
+        CROWDS,
     ).map(fitted)
 
 
-def routing_cases(dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3) -> st.SearchStrategy[Case]:
+def routing_cases(
+    dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3, max_parked_s: float = MAX_PARKED_S
+) -> st.SearchStrategy[Case]:
     """Sessions in a row or at once on several replicas that come and go: counters, stickiness, spread."""
     budget = Budget(8, 8, policy=policy)
+    fixed = _Fixed(dialect, max_parked_s)
 
     def in_a_row(drawn: tuple[int, float, int]) -> tuple[Session, ...]:
         count, spacing_s, tokens = drawn
@@ -323,21 +365,30 @@ def routing_cases(dialect: str = "vllm", policy: BudgetPolicy = "turn", most_tur
     crowds = st.lists(_session, min_size=1, max_size=8).map(lambda drawn: _fitted_sessions(drawn, budget, most_turns))
 
     def fitted(drawn: tuple[Any, ...]) -> Case:
-        sessions, replicas, faults, server, transport, seed, more = drawn
+        sessions, replicas, faults, server, transport, seed, more, fit, arrange = drawn
         made = [make(len(sessions), replicas, budget.response_length) for make in faults]
-        return _fitting(
-            (*made, *_trouble(more, len(sessions), replicas, budget.response_length)),
-            budget=budget,
-            sessions=sessions,
-            replicas=replicas,
-            server=_with_dialect(server, dialect),
-            transport=transport,
-            seed=seed,
-        )
+        fields = {
+            "budget": budget,
+            "sessions": sessions,
+            "replicas": replicas,
+            "server": server,
+            "transport": transport,
+            "seed": seed,
+        }
+        trouble = _trouble(more, len(sessions), replicas, budget.response_length)
+        return _fitting((*made, *trouble), **fixed.put(fields, fit, arrange))
 
     faults = st.lists(_one_of(_membership_faults, _membership_faults, _cancel_faults, _abort_faults), max_size=4)
     return st.tuples(
-        st.one_of(rows, crowds), st.integers(2, 4), faults, _servers, _transports, st.integers(0, 255), _troubles
+        st.one_of(rows, crowds),
+        st.integers(2, 4),
+        faults,
+        _servers,
+        _transports,
+        st.integers(0, 255),
+        _troubles,
+        ENGINES,
+        CROWDS,
     ).map(fitted)
 
 

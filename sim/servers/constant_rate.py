@@ -44,9 +44,10 @@ class ConstantRate:
         max_tokens: int,
         stop_after: int | None,
         output_base: int | None = None,
+        priority: int = 0,
     ) -> None:
         assert request not in self._live, f"request {request} is already in the engine"
-        del prompt_ids, output_base
+        del prompt_ids, output_base, priority
         stops = stop_after is not None and stop_after <= max_tokens
         end_tokens = stop_after if stops and stop_after is not None else max_tokens
         live = _Decoding(request, end_tokens, "stop" if stops else "length", now_ns + self._prefill_ns, self._paused)

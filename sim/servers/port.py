@@ -45,13 +45,16 @@ class Events(Protocol):
 
 
 class ModelEnds(Protocol):
-    """Where the fake model stops by itself, and what sessions have in common."""
+    """Where the fake model stops by itself, what sessions have in common, and whose turn it is first."""
 
     def stop_after(self, session: int, prompt_tokens: int) -> int | None:
         """Tokens that the model still generates behind this prompt; None: it never stops."""
 
     def shared_prompt(self, session: int) -> tuple[int, int] | None:
         """The session that has the same first prompt, and the tokens of it; None where there is none."""
+
+    def priority(self, session: int) -> int:
+        """That of its requests."""
 
 
 class Watcher(Protocol):

@@ -165,7 +165,8 @@ class SimulatedServer:
         shared = self._model.shared_prompt(request.session)
         if shared is not None:
             prompt_ids, output_base = _with_shared(prompt_ids, *shared), prompt_ids[-1] + 1
-        self._engine.add(now_ns, request.number, prompt_ids, request.max_tokens, stop_after, output_base)
+        priority = self._model.priority(request.session)
+        self._engine.add(now_ns, request.number, prompt_ids, request.max_tokens, stop_after, output_base, priority)
         self._watch(request)
         if self._gate.is_closed:
             self._engine.watch(request.number, 1)

@@ -10,8 +10,8 @@ from sim.engine.config import PauseMode
 from sim.registry import PluginError, blame
 from sim.servers.port import MakeOutput, MakeServer, RolloutServer
 from sim.servers.server import SimulatedServer
+from sim.settings import MAX_PARKED_S
 from sim.sut.interface import Factory, SutError
-from sim.trace import MAX_PARKED_S
 from sim.transport.handles import Handle
 from sim.transport.protocol import BalancerProtocol, RequestProtocol
 
@@ -56,7 +56,8 @@ class Framework:
     `make_balancer(servers, router)`: the balancer of a client that brings none.
     `suts`: the names of the systems under test that it offers, each the framework's own or with `:VARIANT` behind it.
     `load(name)`: one of these; raises `SutError` that says what is missing.
-    `max_parked_s`: how long a request may wait at a closed gate beyond the pause that a Case asks for.
+    `max_parked_s`: how long a request may wait at a closed gate beyond the pause that a Case asks for; searches write
+    it into the Cases that they draw, and a run goes by its Case (`ServerSettings`).
     `callers`: which features of a Case its own callers bring about (`sim.reach`); empty where nothing is known of them.
     `met_by`: by an invariant's number which of its own callers meet a violation of it, and how; for stock finds.
     `policies`: those that its SUTs declare (`sim.policies`).

@@ -79,7 +79,7 @@ PLANTED: dict[str, Planted] = {
     "silent-fallback": Planted("B8", SilentFallbackClient),
     "deaf-server": Planted("B10", make_server=deaf_server),
     "fails-siblings": Planted("B5", SiblingFailingClient),
-    "impatient": Planted("B2", ImpatientClient),
+    "impatient": Planted("B2", ImpatientClient, most_sessions=3),
     "hides-loss": Planted("B2", LossHidingClient),
     "ends-twice": Planted("A1", make_server=twice_ending_server),
     "loses-tokens": Planted("A2", TokenLosingClient),

@@ -140,13 +140,14 @@ def search(
     from sim.search.nearest_first import every_find_counts, search_nearest_first
     from sim.search.strategies import STRATEGIES
 
+    most_s = sut.framework.max_parked_s
     campaign = Campaign(sut, seed)
     search_nearest_first(
         campaign,
-        STRATEGIES[kind](),
+        STRATEGIES[kind](max_parked_s=most_s),
         numbers or (*numbers_of([kind]), *in_every_world()),
         Bounds(worlds=worlds),
-        classic_cases([kind]) if classics else (),
+        classic_cases([kind], max_parked_s=most_s) if classics else (),
         is_all=every_find_counts(sut, reach),
         known=known,
     )

@@ -171,19 +171,25 @@ class Parties:
         self._servers = servers
         self._network = network
         self._registered: Handle | None = None
+        self._has_built_in_balancer = False
         self.client = self._make_client()
 
     def declared(self) -> dict[str, str]:
         """The policies that are declared: a balancer's, then its client's, then those of the factory that has put them
-        together, and before all of them what whoever runs it says."""
+        together, and before all of them what whoever runs it says. A balancer of its own knows nothing of the Case's
+        `router.sticky`, and is sticky unless it says otherwise."""
         sut = self._sut
         said = declared_by(self.port.balancer, f"the balancer of SUT {sut.name!r}")
         said |= declared_by(self.client, f"the client of SUT {sut.name!r}")
-        return {**sut.framework.policies, **said, **sut.declared, **sut.flags}
+        declared = {**sut.framework.policies, **said, **sut.declared, **sut.flags}
+        if not (self._case.router.sticky or self._has_built_in_balancer or declared.get("routing") == "none"):
+            declared.setdefault("sticky", "yes")
+        return declared
 
     def _register(self, balancer: Any) -> Handle:
         self.port = BalancerPort(balancer, self._sut.framework.balancer, list(self._servers))
         self._registered = self.balancer = self._network.balancer_handle(self.port)
+        self._has_built_in_balancer = False
         return self.balancer
 
     def _make_balancer(self, cls: type[Any]) -> Handle:
@@ -192,6 +198,7 @@ class Parties:
     def _default_balancer(self) -> Handle:
         if self._registered is None:
             self._register(self._sut.framework.call("make_balancer", dict(self._servers), self._case.router))
+            self._has_built_in_balancer = True
         return self.balancer
 
     def _built(self, case: Case) -> Any:

@@ -1,4 +1,4 @@
-"""The fake model: where it stops by itself, and which prompts begin alike. Its tokens are told by `sim.tokens`."""
+"""The fake model: where it stops by itself, and what is known of a session. Its tokens are told by `sim.tokens`."""
 
 from sim.case import Case, prompt_owner
 
@@ -28,3 +28,6 @@ class FakeModel:
         if owner == session:
             return None
         return owner, min(self._case.session(each).prompt_tokens for each in (owner, session))
+
+    def priority(self, session: int) -> int:
+        return self._case.session(session).priority if 0 <= session < self._case.num_sessions else 0

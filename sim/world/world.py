@@ -70,7 +70,6 @@ class World:
             sut.framework.balancer.roles,
             observers,
             budget_setting=sut.framework.budget_setting,
-            max_parked_s=sut.framework.max_parked_s,
         )
         self.ports = ports
         try:

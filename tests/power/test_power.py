@@ -30,7 +30,7 @@ def test_a_planted_bug_is_found_in_a_drawn_world_which_shrinks_by_its_parts(name
     planted, sut = PLANTED[name], load_sut(f"reference:{name}")
     number = planted.invariant
     kind = INVARIANTS[number].kind
-    campaign = search(sut, kind, worlds=MOST_WORLDS, seed=2, numbers=(number,), classics=False)
+    campaign = search(sut, kind, worlds=MOST_WORLDS, seed=7, numbers=(number,), classics=False)
     print(f"{name}: {campaign.worlds} worlds to find {number}")
     assert campaign.finds, f"{number} not found in {campaign.worlds} worlds"
 

@@ -37,6 +37,6 @@ def test_a_request_that_only_one_of_them_makes_is_a_difference():
 
 def test_a_search_shrinks_the_difference():
     """No abort is needed: a prompt longer than prompt_length is granted less by the server than by the budget."""
-    campaign = run_campaign(DEFERRED, response_cases(), (DIFFERS,), 1, Bounds(worlds=600), compare=against(PINNED))
+    campaign = run_campaign(DEFERRED, response_cases(), (DIFFERS,), 9, Bounds(worlds=600), compare=against(PINNED))
     (find,) = campaign.finds
     assert (len(find.case.sessions), len(find.case.faults)) == (1, 0)

@@ -3,10 +3,39 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
-from sim.case import Budget, Case, Limit, Schedule, ServerSettings, Session, Transport, Turn, explicit_limit
-from sim.faults import AbortAll, AbortRequest, AfterSent, AfterTokens, AtTime, CancelClient, RemoveReplica, WeightUpdate
+from sim.case import (
+    Budget,
+    Case,
+    EngineSettings,
+    FittedLatency,
+    Limit,
+    Router,
+    Schedule,
+    ServerSettings,
+    Session,
+    Transport,
+    Turn,
+    explicit_limit,
+)
+from sim.faults import (
+    FAULTS,
+    AbortAll,
+    AbortRequest,
+    AddReplica,
+    AfterSent,
+    AfterTokens,
+    AtTime,
+    CancelClient,
+    FailControl,
+    Fault,
+    RemoveReplica,
+    WeightUpdate,
+    register_fault,
+)
 from sim.invariants.judging import judge
+from sim.reach import FEATURES, reach_of
 from sim.report.spelled import schedule_line
 from sim.search.shrink import MOST_RUNS, shrink_schedule, shrink_world, with_schedule
 from sim.sut.reference.client import PinnedClient
@@ -139,7 +168,7 @@ def test_a_shared_params_object_stays_with_its_owner():
     sessions = (Session(1), Session(1, limit=Limit("both", 7)), Session(1, shares_params_with=1))
     last_is_limited = lambda case: explicit_limit(case, len(case.sessions) - 1) is not None  # noqa: E731
     shrunk = shrink_world(Case(Budget(4, 4), sessions), last_is_limited)
-    assert shrunk.sessions == (Session(1, limit=Limit("both", 0)),)
+    assert shrunk.sessions == (Session(1, limit=Limit("max_tokens", 0)),)
 
 
 def test_what_cannot_be_spared_stays_and_costs_a_bounded_number_of_worlds():
@@ -147,6 +176,83 @@ def test_what_cannot_be_spared_stays_and_costs_a_bounded_number_of_worlds():
     case = Case(Budget(40, 50, 200), tuple(Session(4) for _ in range(60)))
     assert shrink_world(case, lambda _: bool(runs.append(0))) == case
     assert len(runs) <= MOST_RUNS
+
+
+def everywhere_odd():
+    """A case whose every optional setting is another than by default."""
+    engine = EngineSettings(10, 4, 2, 64, scheduling_policy="priority")
+    update = WeightUpdate(AtTime(2.0), 3.0, reset_prefix_cache=False, pause_mode="keep")
+    return Case(
+        Budget(4, 4, 16),
+        tuple(Session(4, shares_prompt_with=0 if index else None, priority=-index) for index in range(5)),
+        (update, update),
+        2,
+        ServerSettings(engine=engine, token_time_s=0.25, latency=FittedLatency(0.1), routed_experts="list"),
+        Router("first", sticky=False),
+        Transport("shared", 0.25, 0.25),
+        repeat=3,
+        max_concurrent_sessions=2,
+    )
+
+
+def test_what_may_be_left_out_goes_first_from_all_sessions_and_faults_at_once():
+    tried = []
+
+    def fails(case):
+        tried.append(case)
+        return len(case.sessions) == 5 and len(case.faults) == 2
+
+    shrunk = shrink_world(everywhere_odd(), fails)
+    assert shrunk == Case(Budget(1, 1), (Session(1),) * 5, (WeightUpdate(AtTime(0.0)),) * 2)
+    usual = next(index for index, case in enumerate(tried) if case.server == ServerSettings() and case.repeat == 1)
+    assert all(len(case.sessions) == 5 for case in tried[: usual + 1])
+
+
+@pytest.mark.parametrize(
+    ("fails", "left"),
+    [
+        (lambda case: case.sessions[-1].priority < 0, (Session(1, priority=-1),)),
+        (lambda case: case.sessions[-1].priority <= -3, (Session(1, priority=-3),)),
+        (lambda case: case.sessions[-1].priority != 0, (Session(1, priority=-1),)),
+    ],
+)
+def test_negative_numbers_come_nearer_to_zero(fails, left):
+    assert shrink_world(everywhere_odd(), fails).sessions == left
+
+
+def test_what_is_null_becomes_what_is_usual():
+    case = Case(Budget(4, 4, None), (Session(4),), server=ServerSettings(engine=None))
+    assert shrink_world(case, lambda _: True) == Case(Budget(1, 1), (Session(1),))
+
+
+def test_of_a_few_names_the_first_that_does_stays():
+    sessions = (Session(4, limit=Limit("both", 2)),)
+    faults = (FailControl(AtTime(0.0), 0, "set_version"),)
+
+    def fails(case):
+        return case.sessions[0].limit is not None and bool(case.faults) and case.faults[0].call != "abort"
+
+    shrunk = shrink_world(Case(Budget(4, 4), sessions, faults), fails)
+    assert shrunk.sessions[0].limit == Limit("max_tokens", 0)
+    assert shrunk.faults == (FailControl(AtTime(0.0), 0, "resume"),)
+
+
+def test_text_becomes_shorter():
+    class Noting(Fault, frozen=True, tag="noting"):
+        note: str
+
+        async def act(self, stage):
+            return self.note
+
+    with FAULTS.forgetting():
+        case = Case(Budget(4, 4), (Session(4),), (register_fault(Noting)(AtTime(0.0), "a long note"),))
+        shrunk = shrink_world(case, lambda case: bool(case.faults) and "lo" in case.faults[0].note)
+    assert shrunk.faults[0].note == "lo"
+
+
+def test_what_an_adapter_has_fixed_stays():
+    case = Case(CASE.budget, CASE.sessions, server=ServerSettings(prefill_s=2.0, max_parked_s=5.0))
+    assert shrink_world(case, lambda _: True).server == ServerSettings(max_parked_s=5.0)
 
 
 # Which callback a deviation takes
@@ -175,3 +281,39 @@ def test_a_deviation_takes_the_next_in_line_that_does(least):
 
     shrunk = shrink_schedule(case, load_sut(CLEAN), fails)
     assert shrunk.schedule.deviations == ((where, least),)
+
+
+# Toward what is near
+
+
+CALLERS = dict.fromkeys([feature.name for feature in FEATURES], False)
+FAR = replace(
+    CASE,
+    sessions=(Session(4, limit=Limit("max_tokens", 3)), Session(4)),
+    transport=Transport("shared"),
+    faults=(AbortAll(AtTime(0.03), 0),),
+)
+
+
+def test_who_can_meet_it_comes_before_how_small_it_is():
+    """A limit of the caller's own would make the case no larger than a whole session does."""
+    shrunk = shrink_world(FAR, lambda case: len(case.sessions) == 2 or case.sessions[0].limit is not None, CALLERS)
+    assert reach_of(shrunk, CALLERS).reach == "stock"
+    assert len(shrunk.sessions) == 2
+
+
+def test_what_needs_one_far_feature_keeps_no_other():
+    shrunk = shrink_world(FAR, lambda case: case.sessions[0].limit is not None, CALLERS)
+    assert reach_of(shrunk, CALLERS).reach == "custom callers"
+    assert shrunk.transport.objects == "copies"
+
+
+def test_no_step_leads_farther():
+    """To leave out that it left before would make it a replica that is added while it is there."""
+    case = replace(CASE, faults=(RemoveReplica(AtTime(1.0), 0), AddReplica(AtTime(2.0), 0)))
+
+    def fails(case):
+        return any(isinstance(fault, AddReplica) for fault in case.faults)
+
+    assert len(shrink_world(case, fails, CALLERS).faults) == 2
+    assert len(shrink_world(case, fails).faults) == 1

@@ -31,6 +31,10 @@ class NeverStops:
     def shared_prompt(self, session):
         del session
 
+    def priority(self, session):
+        del session
+        return 0
+
     def next_threshold(self, session):
         del session
 

@@ -35,6 +35,7 @@ VERL = Framework(
     callers={
         "a first prompt beyond prompt_length": False,  # agent loops truncate
         "a limit of the caller's own": False,
+        "priorities of requests": False,
         "a replica added that may be there": False,  # the elastic manager skips live ids
         "a call that is cancelled": False,  # the workers gather their loops; only the end of a run cancels anything
         "a config that lacks, or misspells, response_length": False,
