@@ -61,7 +61,7 @@ def told(trace, case, chapter_events):
     """The same run, told in chapters on a trace that keeps none; and what a judge made of it."""
     judge = Judge(case)
     other = Trace(case.num_sessions, trace.roles, [judge], chapter_events)
-    other.factory_raised = trace.factory_raised
+    other.factory_raised, other.declared = trace.factory_raised, trace.declared
     for event in trace.events[:-1]:
         other.add(event)
     other.seal(trace.end)
