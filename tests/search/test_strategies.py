@@ -37,6 +37,12 @@ def test_the_options_of_hunt_hold_for_each_case(case: Case):
     assert {len(session.turns) for session in case.sessions} == {1}
 
 
+@QUICK
+@given(st.one_of(response_cases(max_parked_s=5.0), routing_cases(max_parked_s=5.0)))
+def test_what_an_adapter_fixes_is_written_into_each_case(case: Case):
+    assert case.server.max_parked_s == 5.0
+
+
 def drawn(strategy, condition, *phases):
     return find(strategy, condition, settings=settings(QUICK, max_examples=2000, phases=phases))
 
