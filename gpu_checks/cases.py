@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sim.case import Budget, Case, ClientView, Limit, ServerSettings, Session, Turn
 from sim.corpus import files, read
+from sim.expected import numbers_in
 from sim.faults import (
     AbortAll,
     AbortRequest,
@@ -39,7 +40,10 @@ class KeptCase:
 def load(paths: Iterable[Path]) -> list[KeptCase]:
     """The cases in files and folders. A bare Case is kept for no SUT. Raises `CaseError`."""
     entries = [(path.stem, read(path)) for path in files(paths)]
-    return [KeptCase(name, entry.case, entry.expected) for name, entry in entries]
+    return [
+        KeptCase(name, entry.case, {sut: numbers_in(verdicts) for sut, verdicts in entry.expected.items()})
+        for name, entry in entries
+    ]
 
 
 def aborts_after(*tokens: int, session: int = 0, pause_s: float = 0.0) -> tuple[Fault, ...]:

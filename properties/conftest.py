@@ -48,9 +48,9 @@ def gate(
     from sim.registry import PluginError
     from sim.sut.interface import SutError
     from sim.sut.registry import CLEAN, load_sut
-    from sim.testing import assert_nothing_found, known_violations, search
+    from sim.testing import BEYOND_STOCK, assert_nothing_found, known_violations, search
 
-    kind = request.module.KIND
+    kind, reach = request.module.KIND, pytestconfig.getoption("--reach")
     skip_other_kinds(pytestconfig, kind)
     numbers = [number for number in numbers_chosen if INVARIANTS[number].kind == kind]
     if not numbers:
@@ -70,6 +70,7 @@ def gate(
                     seed=pytestconfig.getoption("--search-seed"),
                     numbers=(*numbers, *numbers_in_every_world),
                     known=known,
+                    reach=reach,
                 )
             except (PluginError, SutError) as error:
                 pytest.fail(f"error: {error}", pytrace=False)
@@ -77,7 +78,8 @@ def gate(
             print(f"{sut.key}: {campaign.worlds} worlds, known {sorted(campaign.seen)}, found {found}")
             for find in campaign.warnings.values():
                 print(f"warning: {find.invariant}: {find.message}")
-            assert_nothing_found(campaign)
+            beyond = assert_nothing_found(campaign, reach)
+            request.node.user_properties += [(BEYOND_STOCK, text) for text in beyond]
 
     return run
 

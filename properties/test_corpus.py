@@ -18,5 +18,6 @@ def test_a_kept_case_gives_the_verdicts_it_expects(corpus_file, named_suts, of_w
     for sut in named_suts or [load_sut(name) for name in builtin_names() if name in entry.expected]:
         replay = corpus.replay(corpus_file, entry, sut)
         shown = "\n".join(replay.messages) or "no violation"
-        assert replay.ok is not False, f"{replay.sut}: expected {replay.expected}, observed {replay.observed}:\n{shown}"
-        assert not replay.news, f"{replay.sut} has no verdict in this case, and violates {replay.news}:\n{shown}"
+        assert replay.ok is not False, "\n".join([f"{replay.sut}:", *replay.differences, shown])
+        news = ", ".join(map(str, replay.news))
+        assert not replay.news, f"{replay.sut} has no verdict in this case, and violates {news}:\n{shown}"

@@ -1,7 +1,8 @@
 """Cases on disk: what was found once, kept to be replayed on every version.
 
 A corpus file is a JSON object: where the case comes from, the invariant that it is about, the case itself, and for
-each SUT (by its key: a name, or name==version) the invariants that it violates there. A bare case can be read too.
+each SUT (by its key: a name, or name==version) the verdicts that it gives there (`sim.expected`). A bare case can be
+read too.
 """
 
 import hashlib
@@ -17,43 +18,51 @@ from typing import Any, Literal
 import msgspec
 
 from sim.case import Case, loads, to_builtins
+from sim.expected import Shown, as_plain, differences, from_plain, numbers_in, verdicts_of
 from sim.files import FileError, read_bytes, write_text
 from sim.invariants.table import INVARIANTS
+from sim.reach import reach_of
 from sim.schema import CaseError, explained, plain_json
 from sim.sut.framework import Sut
 from sim.sut.registry import CLEAN
-from sim.verdicts import judged
+from sim.verdicts import Judged, judged
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One kept case. `expected`: for each SUT key the invariants that it violates, none for a clean SUT."""
+    """One kept case. `expected`: for each SUT key what it shows there, nothing for a clean SUT."""
 
     origin: str = ""
     invariant: str | None = None
-    expected: dict[str, list[str]] = {}
+    expected: dict[str, list[Shown]] = {}
     case: Case
     format: Literal[1] = 1
 
     def __post_init__(self) -> None:
-        named = [number for numbers in self.expected.values() for number in numbers]
+        named = [verdict.invariant for verdicts in self.expected.values() for verdict in verdicts]
         if self.invariant is not None:
             named.append(self.invariant)
         for number in named:
             if INVARIANTS.find(number) is None:
                 raise CaseError(INVARIANTS.unknown(number))
 
+    def numbers(self, sut_key: str) -> list[str] | None:
+        """The invariants that a SUT is expected to violate; None where it has no verdict."""
+        verdicts = self.expected.get(sut_key)
+        return None if verdicts is None else numbers_in(verdicts)
+
 
 class Replay(msgspec.Struct, frozen=True):
     """The outcome of an entry on a SUT. `expected` and `ok` are None where the entry has no verdict for it; `news`:
-    what it then violates beyond what the known-good client is expected to."""
+    what it then violates beyond what the known-good client is expected to; `differences`: how it is not as expected."""
 
     path: str
     sut: str
-    expected: list[str] | None
-    observed: list[str]
+    expected: list[Shown] | None
+    observed: list[Shown]
     ok: bool | None
     messages: list[str]
-    news: list[str] = []
+    news: list[Shown] = []
+    differences: list[str] = []
 
     @property
     def passes(self) -> bool:
@@ -67,7 +76,7 @@ class Replay(msgspec.Struct, frozen=True):
             return "NEW" if self.news else "-"
         if self.ok:
             return "ok"
-        return "DIFFERS" if self.observed else "fixed"
+        return "DIFFERS" if numbers_in(self.observed) else "fixed"
 
 
 class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -75,7 +84,7 @@ class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     origin: str = ""
     invariant: str | None = None
-    expected: dict[str, list[str]] = {}
+    expected: dict[str, list[Shown | str]] = {}
     case: msgspec.Raw
     format: Literal[1] = 1
 
@@ -108,7 +117,8 @@ def read(path: Path) -> Entry:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CaseError(f"{path}: {error}{_place(str(error), text)}") from None
     try:
-        return Entry(origin=envelope.origin, invariant=envelope.invariant, expected=envelope.expected, case=case)
+        expected = {sut: list(map(from_plain, verdicts)) for sut, verdicts in envelope.expected.items()}
+        return Entry(origin=envelope.origin, invariant=envelope.invariant, expected=expected, case=case)
     except CaseError as error:
         raise CaseError(f"{path}: {error}") from None
 
@@ -158,7 +168,8 @@ def write(path: Path, entry: Entry) -> None:
 def dumps(entry: Entry) -> str:
     """The entry as readable JSON; values of the case at their defaults are left out."""
     fields: dict[str, Any] = {"format": entry.format, "origin": entry.origin, "invariant": entry.invariant}
-    fields |= {"expected": entry.expected, "case": to_builtins(entry.case)}
+    expected = {sut: list(map(as_plain, verdicts)) for sut, verdicts in entry.expected.items()}
+    fields |= {"expected": expected, "case": to_builtins(entry.case)}
     return msgspec.json.format(msgspec.json.encode(fields), indent=2).decode() + "\n"
 
 
@@ -198,16 +209,23 @@ def file_name(invariant: str, sut_key: str, digest: str) -> str:
     return f"{invariant}-{re.sub(r'[^A-Za-z0-9.=_-]+', '-', sut_key)}-{digest[:8]}.json"
 
 
+def observed_in(run: Judged) -> list[Shown]:
+    """What a run shows, as an entry keeps it."""
+    return verdicts_of([*run.violations, *run.warnings], reach_of(run.case, run.sut.framework.callers).reach)
+
+
 def replay(path: Path, entry: Entry, sut: Sut) -> Replay:
-    """Runs an entry on a SUT and compares the violated invariants with the expected ones."""
-    found = judged(entry.case, sut).violations
-    observed = sorted({violation.invariant for violation in found}, key=list(INVARIANTS).index)
-    expected = entry.expected.get(sut.key)
-    ok = None if expected is None else set(expected) == set(observed)
-    usual = entry.expected.get(CLEAN, ())
-    news = [number for number in observed if number not in usual] if expected is None else []
-    messages = dict.fromkeys(f"{violation.invariant}: {violation.message}" for violation in found)
-    return Replay(str(path), sut.key, expected, observed, ok, list(messages), news)
+    """Runs an entry on a SUT and compares what it shows with what is expected."""
+    run = judged(entry.case, sut)
+    observed, expected = observed_in(run), entry.expected.get(sut.key)
+    wrong = [] if expected is None else differences(expected, observed)
+    usual = entry.numbers(CLEAN) or ()
+    news = [
+        each for each in observed if expected is None and each.severity == "violation" and each.invariant not in usual
+    ]
+    messages = dict.fromkeys(f"{violation.invariant}: {violation.message}" for violation in run.violations)
+    ok = None if expected is None else not wrong
+    return Replay(str(path), sut.key, expected, observed, ok, list(messages), news, wrong)
 
 
 def accept(replays: Iterable[Replay]) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import msgspec
 
 from sim.case import Case, Session
-from sim.faults import AddReplica, AtTime, Fault, RemoveReplica
+from sim.faults import AddReplica, AtTime, CancelClient, Fault, RemoveReplica
 from sim.sut.framework import Sut
 
 Reach = Literal["stock", "custom callers", "odd config", "shared objects"]
@@ -115,6 +115,12 @@ FEATURES: tuple[Feature, ...] = (
         "custom callers",
         lambda case: any(_adds_live(fault, case) for fault in case.faults),
         lambda case: _changed(case, faults=tuple([each for each in case.faults if not _adds_live(each, case)])),
+    ),
+    Feature(
+        "a call that is cancelled",
+        "custom callers",
+        lambda case: any(isinstance(fault, CancelClient) for fault in case.faults),
+        lambda case: _changed(case, faults=tuple([f for f in case.faults if not isinstance(f, CancelClient)])),
     ),
     Feature(
         "a config that lacks, or misspells, response_length",

@@ -4,18 +4,22 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sim import case, corpus
 from sim.case import Budget, Case, Session
+from sim.expected import Shown
 from sim.files import FileError
 from sim.migrations import FORMAT
 from sim.schema import CaseError
-from sim.sut.registry import CLEAN, load_sut
+from sim.sut.registry import CLEAN, builtin_names, load_sut
 
 CORPUS = Path(__file__).parent.parent / "properties" / "corpus"
 CASE = Case(Budget(4, 10, 64), (Session(4),))
-ENTRY = corpus.Entry(origin="here", invariant="B1", expected={CLEAN: [], "verl==0.8.0": ["B1", "B6"]}, case=CASE)
+OVERRUN = Shown("B1", "beyond the budget of a turn", "violation", "stock")
+B1 = Shown("B1", "", "violation", "stock")
+ENTRY = corpus.Entry(origin="here", invariant="B1", expected={CLEAN: [], "verl==0.8.0": [B1, Shown("B6")]}, case=CASE)
 
 
 def test_what_is_written_is_read_back(tmp_path):
@@ -38,7 +42,7 @@ def test_what_is_kept_overwrites_nothing_that_says_something_else(tmp_path):
     corpus.write(first, accepted)
     assert corpus.keep(tmp_path, "B1", "mine:build", ENTRY) == first
     assert corpus.read(first) == accepted
-    other = corpus.Entry(origin="there", invariant="B1", expected={CLEAN: ["B1"]}, case=CASE)
+    other = corpus.Entry(origin="there", invariant="B1", expected={CLEAN: [B1]}, case=CASE)
     second = corpus.keep(tmp_path, "B1", "mine:build", other)
     assert second == first.with_stem(f"{first.stem}-2")
     assert corpus.read(second) == other
@@ -91,20 +95,63 @@ def test_a_folder_stands_for_its_cases(tmp_path):
 def test_replay_compares_with_the_verdict_of_that_sut():
     entry = corpus.read(CORPUS / "overrun-64-256-16.json")
     deferred, pinned = (corpus.replay(Path("p"), entry, load_sut(name)) for name in ("reference:deferred", CLEAN))
-    assert (deferred.expected, deferred.observed, deferred.ok) == (["B1"], ["B1"], True)
+    assert (deferred.expected, deferred.observed, deferred.ok) == ([OVERRUN], [OVERRUN], True)
     assert (pinned.expected, pinned.observed, pinned.ok) == ([], [], True)
     assert deferred.messages[0].startswith("B1: session 0 turn 0 decoded")
 
 
-@pytest.mark.parametrize(("expected", "ok"), [(["B1"], False), (["B1", "B1"], False), ([], True), (None, None)])
+@pytest.mark.parametrize(("expected", "ok"), [([B1], False), ([B1, B1], False), ([], True), (None, None)])
 def test_no_verdict_is_neither_right_nor_wrong(expected, ok):
     entry = corpus.Entry(expected={} if expected is None else {CLEAN: expected}, case=CASE)
     assert corpus.replay(Path("p"), entry, load_sut(CLEAN)).ok is ok
 
 
+@pytest.mark.parametrize(
+    ("label", "difference"),
+    [
+        ({"reach": "odd config"}, "B1 is labelled odd config, and the case's reach is stock"),
+        ({"severity": "warning"}, "B1 (beyond the budget of a turn; stock) is not expected"),
+        ({"about": "cut"}, "expected B1 (cut; stock), and it does not come"),
+        ({"invariant": "B2"}, "expected B2 (beyond the budget of a turn; stock), and it does not come"),
+    ],
+)
+def test_a_label_that_lies_hides_nothing(label, difference):
+    entry = corpus.read(CORPUS / "overrun-64-256-16.json")
+    lying = msgspec.structs.replace(OVERRUN, **label)
+    entry = msgspec.structs.replace(entry, expected={"reference:deferred": [lying]})
+    replay = corpus.replay(Path("p"), entry, load_sut("reference:deferred"))
+    assert replay.ok is False
+    assert difference in replay.differences
+
+
+def test_a_number_alone_stands_for_whatever_it_is_about():
+    entry = msgspec.structs.replace(corpus.read(CORPUS / "overrun-64-256-16.json"), expected={CLEAN: [Shown("B1")]})
+    assert corpus.replay(Path("p"), entry, load_sut(CLEAN)).differences == ["expected B1, and it does not come"]
+    entry = msgspec.structs.replace(entry, expected={"reference:deferred": [Shown("B1")]})
+    assert corpus.replay(Path("p"), entry, load_sut("reference:deferred")).ok
+
+
+def test_what_is_only_warned_of_decides_nothing_and_is_kept():
+    entry = corpus.read(CORPUS / "cancelled-call.json")
+    silent = msgspec.structs.replace(entry, expected={CLEAN: []})
+    replay = corpus.replay(Path("p"), silent, load_sut(CLEAN))
+    assert replay.ok
+    assert {(each.invariant, each.severity) for each in replay.observed} == {("W1", "warning")}
+
+
+def test_accepting_what_the_built_in_suts_show_changes_no_kept_case():
+    for path in sorted(CORPUS.glob("*.json")):
+        entry = corpus.read(path)
+        for name in builtin_names():
+            if name in entry.expected:
+                assert corpus.replay(path, entry, load_sut(name)).observed == entry.expected[name], (path.name, name)
+
+
 def test_d1_is_judged_by_running_twice():
     entry = corpus.read(CORPUS / "process-counter.json")
-    assert corpus.replay(Path("p"), entry, load_sut("reference:counts-worlds")).observed == ["D1"]
+    assert corpus.replay(Path("p"), entry, load_sut("reference:counts-worlds")).observed == [
+        Shown("D1", "", "violation", "stock")
+    ]
 
 
 def test_names_of_finds_are_safe_on_any_file_system():

@@ -32,7 +32,7 @@ def example(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hunt_finds_nothing(example, kind):
-    assert search(example, kind, worlds=300).finds == []
+    assert search(example, kind, worlds=160).finds == []
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])

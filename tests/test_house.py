@@ -27,7 +27,7 @@ FLOORS = (
     ("world",),
     ("invariants",),
     ("reach",),
-    ("elsewhere", "verdicts", "corpus", "search"),
+    ("elsewhere", "verdicts", "expected", "corpus", "search"),
     ("preflight",),
     ("waste",),
     ("report",),

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from sim.case import Budget, Case, ClientView, EngineSettings, Limit, ServerSettings, Session, Transport
-from sim.faults import AddReplica, AfterSent, AtTime, RemoveReplica, WeightUpdate
+from sim.faults import AddReplica, AfterSent, AtTime, CancelClient, RemoveReplica, WeightUpdate
 from sim.reach import FEATURES, REACHES, Reached, as_stock, reach_of
 from sim.sut.frameworks import FRAMEWORKS
 
@@ -16,6 +16,7 @@ WITH = {
     "a limit of the caller's own": replace(STOCK, sessions=(Session(4, limit=Limit("max_tokens", 0)),)),
     "priorities of requests": replace(STOCK, sessions=(Session(4, priority=-1),)),
     "a replica added that may be there": replace(STOCK, faults=(AddReplica(AtTime(2.0), 0),)),
+    "a call that is cancelled": replace(STOCK, faults=(CancelClient(AtTime(1.0), 0),)),
     "a config that lacks, or misspells, response_length": replace(
         STOCK, budget=Budget(4, 10, client_view=ClientView())
     ),

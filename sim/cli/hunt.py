@@ -8,7 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import click
 
@@ -20,11 +20,10 @@ from sim.cli.suts import DEMONSTRATION, load_suts
 from sim.dialects import DIALECTS
 from sim.invariants.kinds import KINDS
 from sim.invariants.table import INVARIANTS, chosen, in_every_world
-from sim.reach import has_stock_callers
-from sim.search.campaign import Bounds, Campaign, run_campaign
+from sim.search.campaign import Bounds, Campaign
 from sim.search.classics import classic_cases
 from sim.search.compare import DIFFERS, against
-from sim.search.nearest_first import nearest_first
+from sim.search.nearest_first import WhichReach, every_find_counts, search_nearest_first
 from sim.search.strategies import STRATEGIES
 from sim.sut.framework import Sut
 from sim.sut.registry import load_sut
@@ -80,7 +79,7 @@ class _Kind(Registered):
 @click.option("--turns", "most_turns", type=click.IntRange(1, 3), default=3, help="Most turns of a session.")
 @click.option(
     "--reach",
-    type=click.Choice(("stock", "all")),
+    type=click.Choice(get_args(WhichReach)),
     help="Which finds count: those that the framework's own callers can meet (default for a package), or all.",
 )
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path), help="Keep what is found in this folder.")
@@ -98,7 +97,7 @@ def hunt(
     only: tuple[tuple[str, ...], ...],
     skip: tuple[tuple[str, ...], ...],
     most_turns: int,
-    reach: str | None,
+    reach: WhichReach | None,
     save: Path | None,
     as_json: bool,
 ) -> None:
@@ -229,7 +228,7 @@ class _Hunt(NamedTuple):
     other: Sut | None
     stop: Callable[[], bool]
     save: Path | None
-    reach: str | None
+    reach: WhichReach | None
 
     def of(self, sut: Sut) -> Campaign:
         """The worlds of each strategy that the numbers need, the bounds shared out among them."""
@@ -254,24 +253,21 @@ class _Hunt(NamedTuple):
                 options = self.options | {"max_parked_s": sut.framework.max_parked_s}
                 drawn = strategy(**options)
                 classics = classic_cases({INVARIANTS[number].kind for number in numbers}, **options)
-                for bounds, cases, first in nearest_first(sut, share, drawn, classics, is_all=self.is_all(sut)):
-                    part = run_campaign(
-                        sut,
-                        cases,
-                        (DIFFERS,) if compare is not None else (*numbers, *self.besides),
-                        self.seed,
-                        bounds,
-                        progress,
-                        compare,
-                        known={find.invariant for find in whole.finds},
-                        stop=self.stop,
-                        classics=first,
-                    )
-                    whole.add(part)
-                    if part.interrupted or part.breakdown is not None or (compare is not None and part.finds):
-                        return whole
+                search_nearest_first(
+                    whole,
+                    drawn,
+                    (DIFFERS,) if compare is not None else (*numbers, *self.besides),
+                    share,
+                    classics,
+                    is_all=self.is_all(sut),
+                    progress=progress,
+                    compare=compare,
+                    stop=self.stop,
+                )
+                if whole.interrupted or whole.breakdown is not None or (compare is not None and whole.finds):
+                    break
         return whole
 
     def is_all(self, sut: Sut) -> bool:
         """Whether every find counts, whoever can meet it."""
-        return self.other is not None or self.reach == "all" or (self.reach is None and not has_stock_callers(sut))
+        return self.other is not None or every_find_counts(sut, self.reach)

@@ -10,8 +10,9 @@ import click
 from sim import corpus
 from sim.case import to_builtins
 from sim.cli.exits import tell
+from sim.expected import Shown
 from sim.invariants.table import INVARIANTS
-from sim.reach import Reached, reach_of
+from sim.reach import Reached, has_stock_callers, reach_of
 from sim.registry import PluginError
 from sim.report.world import find_report
 from sim.search.campaign import Campaign
@@ -41,7 +42,7 @@ class Rescue:
             if before is None or (find.case != before.case and size_of(find.case) < size_of(before.case)):
                 self._kept[find.invariant] = find
                 origin = f"found by a search, seed {self._seed}; not shrunk to its end"
-                expected = {self._sut.key: [find.invariant]}
+                expected = {self._sut.key: [Shown(find.invariant)]}
                 invariant = find.invariant if find.invariant in INVARIANTS else None
                 entry = corpus.Entry(origin=origin, invariant=invariant, expected=expected, case=find.case)
                 corpus.write(self._path(self._folder, find.invariant), entry)
@@ -63,6 +64,8 @@ class Again(NamedTuple):
     run: Judged | None
     path: Path | None
     reached: Reached
+    met_by: str = ""
+    """Which of the framework's own callers meet it, and how, where that is known."""
 
 
 class Outcome(NamedTuple):
@@ -93,7 +96,10 @@ class Outcome(NamedTuple):
         for find in campaign.finds:
             run = judged(find.case, campaign.sut) if runs_again or folder is not None else None
             kept = None if folder is None or run is None else _keep(campaign.seed, find, run, folder)
-            finds.append(Again(find, run, kept, reach_of(find.case, campaign.sut.framework.callers)))
+            reached = reach_of(find.case, campaign.sut.framework.callers)
+            is_stock = reached.reach == "stock" and has_stock_callers(campaign.sut)
+            met_by = campaign.sut.framework.met_by.get(find.invariant, "") if is_stock else ""
+            finds.append(Again(find, run, kept, reached, met_by))
         return Outcome(campaign, finds, is_all)
 
 
@@ -101,7 +107,7 @@ def _keep(seed: int, find: Find, run: Judged, folder: Path) -> Path:
     entry = corpus.Entry(
         origin=f"found by a search, seed {seed}",
         invariant=find.invariant if find.invariant in INVARIANTS else None,
-        expected={run.sut.key: sorted({each.invariant for each in run.violations})},
+        expected={run.sut.key: corpus.observed_in(run)},
         case=find.case,
     )
     return corpus.keep(folder, find.invariant, run.sut.key, entry)
@@ -137,6 +143,8 @@ def _told(each: Again, places: set[str]) -> Iterator[str]:
     assert each.run is not None
     yield "\n" + textwrap.indent(find_report(each.run, each.find, places), "  ")
     yield f"  reach: {each.reached.reach}" + (f" ({each.reached.feature})" if each.reached.feature else "")
+    if each.met_by:
+        yield f"  met by: {each.met_by}"
     yield "" if each.path is None else f"  kept as {each.path}\n"
 
 
@@ -160,6 +168,7 @@ def as_json(outcomes: Sequence[Outcome], seed: int) -> dict[str, Any]:
                         "message": each.find.message,
                         "reach": each.reached.reach,
                         "feature": each.reached.feature,
+                        "met_by": each.met_by,
                         "case": to_builtins(each.find.case) if each.path is None else str(each.path),
                     }
                     for each in outcome.finds

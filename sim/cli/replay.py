@@ -15,6 +15,7 @@ from sim import corpus
 from sim.cli.exits import FOUND, guarded, unusable
 from sim.cli.options import plugins, policy_option
 from sim.cli.suts import DEMONSTRATION, foreign_names, load_suts, suts_with_verdict
+from sim.expected import Shown, as_plain, numbers_in
 from sim.files import FileError
 from sim.report.table import table
 from sim.sut.framework import Sut
@@ -76,7 +77,9 @@ def replay(
         sys.exit(FOUND if on_vllm.differs else 0)
     if as_json:
         rows = [
-            {key: getattr(r, key) for key in ("path", "sut", "expected", "observed", "ok", "news")} for r in replays
+            {key: getattr(r, key) for key in ("path", "sut", "ok", "differences")}
+            | {key: _plain(getattr(r, key)) for key in ("expected", "observed", "news")}
+            for r in replays
         ]
         click.echo(json.dumps({"cases": rows} | ({"accepted": [str(path) for path in changed]} if accept else {})))
     else:
@@ -130,7 +133,7 @@ def _replay_on_vllm(jobs: Sequence[_Job], as_json: bool) -> _OnVllm:
     try:
         with session.engine_session() as engines:
             replays = session.replay_all(
-                [session.Job(path.stem, entry.case, sut, entry.expected.get(sut.key)) for path, entry, sut in jobs],
+                [session.Job(path.stem, entry.case, sut, entry.numbers(sut.key)) for path, entry, sut in jobs],
                 engines,
                 tell,
             )
@@ -140,16 +143,25 @@ def _replay_on_vllm(jobs: Sequence[_Job], as_json: bool) -> _OnVllm:
     return _OnVllm(text, any(each.verdict == "missed" for each in replays))
 
 
+def _plain(verdicts: Sequence[Shown] | None) -> list[Any] | None:
+    return None if verdicts is None else [as_plain(each) for each in verdicts]
+
+
+def _numbers(verdicts: Sequence[Shown]) -> str:
+    return ", ".join(numbers_in(verdicts)) or "clean"
+
+
 def _tell(replays: Sequence[corpus.Replay]) -> None:
     rows = [("case", "sut", "expected", "observed", "")]
     for each in replays:
-        expected = "no verdict" if each.expected is None else ", ".join(each.expected) or "clean"
-        rows.append((Path(each.path).name, each.sut, expected, ", ".join(each.observed) or "clean", each.mark))
+        expected = "no verdict" if each.expected is None else _numbers(each.expected)
+        rows.append((Path(each.path).name, each.sut, expected, _numbers(each.observed), each.mark))
     click.echo(table(rows))
     for each in replays:
         if not each.passes:
             click.echo(f"\n{each.path} on {each.sut}:")
-            click.echo(textwrap.indent("\n".join(each.messages) or "no invariant is violated", "  "))
+            lines = [*each.differences, *each.messages] if each.messages else ["no invariant is violated"]
+            click.echo(textwrap.indent("\n".join(lines), "  "))
     good = sum(each.ok is True for each in replays)
     judged = sum(each.ok is not None for each in replays)
     fixed, new = (sum(each.mark == mark for each in replays) for mark in ("fixed", "NEW"))

@@ -26,7 +26,7 @@ def _built_in(entry: Entry) -> list[str]:
 
 def suts_with_verdict(entry: Entry, policies: Mapping[str, str]) -> list[Sut]:
     """The built-in SUTs that a kept case has a verdict for, those that violate something first."""
-    known = sorted(_built_in(entry), key=lambda name: not entry.expected[name])
+    known = sorted(_built_in(entry), key=lambda name: not entry.numbers(name))
     return load_suts(known or DEMONSTRATION, policies)
 
 

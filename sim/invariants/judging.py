@@ -47,6 +47,9 @@ SITTING_EVENTS = 8192
 _MOST_VIOLATIONS = 20
 """That are kept of each invariant where sessions are let go of; the others are counted."""
 
+CONSEQUENCES = (("R3", "R1"),)
+"""What only follows, where its cause is judged too: who counts wrongly takes a replica for less loaded than it is."""
+
 _MOST_WARNINGS = 10_000
 _MOST_NOTES = 10
 """Different ones."""
@@ -91,6 +94,18 @@ class Findings:
             self.counts[violation.invariant] += 1
             if self.counts[violation.invariant] <= most:
                 (self.warnings if violation.severity == "warning" else self.violations).append(violation)
+
+    def tell_as_one(self, cause: str, consequence: str) -> None:
+        """Takes what only follows from something else out of the list, and says so there."""
+        times, first = self.counts[consequence], next((v for v in self.violations if v.invariant == cause), None)
+        if not times or first is None:
+            return
+        self.violations = [each for each in self.violations if each.invariant != consequence]
+        del self.counts[consequence]
+        told = first._replace(
+            message=f"{first.message}; {consequence} follows from it, {times} time{'s' * (times > 1)}"
+        )
+        self.violations[self.violations.index(first)] = told
 
     def drop(self, withdrawn: Sequence[Violation]) -> None:
         """Takes back what was found."""
@@ -242,6 +257,9 @@ class Judge:
         for invariant in self._invariants:
             if findings.end is not None or invariant.scope == "sessions":
                 findings.add(invariant.broken_in(evidence), self._most_violations)
+        if findings.end is not None:
+            for cause, consequence in CONSEQUENCES:
+                findings.tell_as_one(cause, consequence)
         if self._read is not None:
             self._read(evidence)
         self._stale_updates.clear()

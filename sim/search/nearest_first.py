@@ -1,16 +1,49 @@
 """A search that goes from near to far: first what the framework's own callers can bring about, then the rest."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Literal
 
 from hypothesis.strategies import SearchStrategy
 
 from sim.case import Case
-from sim.reach import as_stock
-from sim.search.campaign import Bounds
+from sim.reach import as_stock, has_stock_callers
+from sim.search.campaign import Bounds, Campaign, run_campaign
+from sim.search.find import Known
 from sim.sut.framework import Sut
+
+WhichReach = Literal["stock", "all"]
+"""Which finds count: those that the framework's own callers can meet, or all."""
 
 STOCK_SHARE = 0.75
 """Of the worlds, or of the time."""
+
+
+def every_find_counts(sut: Sut, reach: WhichReach | None) -> bool:
+    """Whoever can meet it. Where nobody says which, those of a package have to be stock."""
+    return reach == "all" or (reach is None and not has_stock_callers(sut))
+
+
+def search_nearest_first(
+    whole: Campaign,
+    cases: SearchStrategy[Case],
+    numbers: Sequence[str],
+    bounds: Bounds,
+    classics: Sequence[Case],
+    *,
+    is_all: bool,
+    known: Collection[Known] = (),
+    **how: Any,
+) -> None:
+    """Runs a campaign on each part of a search and adds it to `whole`, until one of them is ended. `how`: whatever else
+    `run_campaign` takes."""
+    for part_bounds, part_cases, first in nearest_first(whole.sut, bounds, cases, classics, is_all=is_all):
+        found = {find.invariant for find in whole.finds}
+        part = run_campaign(
+            whole.sut, part_cases, numbers, whole.seed, part_bounds, known={*known, *found}, classics=first, **how
+        )
+        whole.add(part)
+        if part.interrupted or part.breakdown is not None:
+            return
 
 
 def nearest_first(

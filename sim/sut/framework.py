@@ -59,6 +59,7 @@ class Framework:
     `max_parked_s`: how long a request may wait at a closed gate beyond the pause that a Case asks for; searches write
     it into the Cases that they draw, and a run goes by its Case (`ServerSettings`).
     `callers`: which features of a Case its own callers bring about (`sim.reach`); empty where nothing is known of them.
+    `met_by`: by an invariant's number which of its own callers meet a violation of it, and how; for stock finds.
     `policies`: those that its SUTs declare (`sim.policies`).
     """
 
@@ -77,6 +78,7 @@ class Framework:
     load: "Callable[[str], Sut]"
     max_parked_s: float = MAX_PARKED_S
     callers: Mapping[str, bool] = field(default_factory=dict)
+    met_by: Mapping[str, str] = field(default_factory=dict)
     policies: Mapping[str, str] = field(default_factory=dict)
 
     def call(self, part: str, *args: Any) -> Any:

@@ -1,14 +1,14 @@
 """For test suites: the pytest plugin behind `pytest properties/`, and what other projects' tests can use.
 
 Options: `--sut NAME` (repeatable), `--worlds N`, `--kind KIND` (repeatable), `--only B1,R7`, `--skip R1`,
-`--policy KEY=VALUE` (repeatable), `--waivers FILE`, `--search-seed K`. The plugin loads with
+`--policy KEY=VALUE` (repeatable), `--waivers FILE`, `--reach stock|all`, `--search-seed K`. The plugin loads with
 every pytest run, so it imports nothing heavy until a fixture is used.
 """
 
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,7 @@ from sim.invariants.kinds import KINDS
 if TYPE_CHECKING:
     from sim.search.campaign import Campaign
     from sim.search.find import Known
+    from sim.search.nearest_first import WhichReach
     from sim.sut.framework import Sut
     from sim.testing.waiver_file import Waiver
 
@@ -29,6 +30,11 @@ GATE_SEED = 20_260_829
 
 
 _SUT_HELP = "system under test; repeatable (default: reference:pinned, and the planted bugs have to be caught)"
+
+
+_REACH_HELP = "which finds fail: those that the framework's own callers can meet (default for a package), or all"
+BEYOND_STOCK = "rollcage_beyond_stock"
+"""Under which name a test's report has, as text, the finds that do not fail it."""
 
 
 def _positive(text: str) -> int:
@@ -51,6 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--waivers", type=Path, default=None, metavar="FILE", help=f"violations that are waived ({WAIVERS})"
     )
+    group.addoption("--reach", choices=("stock", "all"), help=_REACH_HELP)
     group.addoption("--search-seed", type=int, default=GATE_SEED, help="seed of the search (fixed: a gate)")
 
 
@@ -118,27 +125,31 @@ def search(
     numbers: Sequence[str] | None = None,
     known: "Collection[Known]" = (),
     classics: bool = True,
+    reach: "WhichReach | None" = "all",
 ) -> "Campaign":
     """Searches `worlds` worlds for violations of a kind, or of the given invariants; the same finds every time.
 
     The kind's classic worlds are the first of them; without `classics` all are drawn. Violations that are `known` are
-    counted and not reported. Raises what the harness or the SUT's factory raises.
+    counted and not reported. `reach`: whether what the framework's own callers can meet is searched first ("stock"), or
+    all is alike; None: as it is for this SUT. Raises what the harness or the SUT's factory raises.
     """
     from sim.case import dumps
     from sim.invariants.table import in_every_world, numbers_of
-    from sim.search.campaign import Bounds, run_campaign
+    from sim.search.campaign import Bounds, Campaign
     from sim.search.classics import classic_cases
+    from sim.search.nearest_first import every_find_counts, search_nearest_first
     from sim.search.strategies import STRATEGIES
 
     most_s = sut.framework.max_parked_s
-    campaign = run_campaign(
-        sut,
+    campaign = Campaign(sut, seed)
+    search_nearest_first(
+        campaign,
         STRATEGIES[kind](max_parked_s=most_s),
         numbers or (*numbers_of([kind]), *in_every_world()),
-        seed,
         Bounds(worlds=worlds),
+        classic_cases([kind], max_parked_s=most_s) if classics else (),
+        is_all=every_find_counts(sut, reach),
         known=known,
-        classics=classic_cases([kind], max_parked_s=most_s) if classics else (),
     )
     if campaign.breakdown is not None:
         error = campaign.breakdown.error
@@ -152,26 +163,51 @@ def search(
 
 
 def known_violations(corpus: Path, sut: "Sut") -> set[tuple[str, str]]:
-    """What a SUT is known to violate, by number and what it is about: what a kept case expects of it, and shows."""
+    """What a SUT is known to violate, by number and what it is about: what a kept case expects of it."""
     from sim import corpus as kept
     from sim.verdicts import judged
 
     known: set[tuple[str, str]] = set()
     for path in sorted(corpus.glob("*.json")):
         entry = kept.read(path)
-        expected = entry.expected.get(sut.key)
-        if expected:
-            violations = judged(entry.case, sut, expected).violations
-            known |= {(each.invariant, each.about) for each in violations}
+        for verdict in entry.expected.get(sut.key, ()):
+            if verdict.about is not None:
+                known.add((verdict.invariant, verdict.about))
+            else:
+                violations = judged(entry.case, sut, (verdict.invariant,)).violations
+                known |= {(each.invariant, each.about) for each in violations}
     return known
 
 
-def assert_nothing_found(campaign: "Campaign") -> None:
-    """Fails with the explained world for each find."""
+def assert_nothing_found(campaign: "Campaign", reach: "WhichReach | None" = "all") -> list[str]:
+    """Fails with the explained world for each find that counts (`reach` as in `search`); returns, explained as well,
+    those that do not."""
+    from sim.reach import reach_of
     from sim.report.world import find_report
+    from sim.search.nearest_first import every_find_counts
     from sim.verdicts import judged
 
     told: set[str] = set()
-    reports = [find_report(judged(find.case, campaign.sut), find, told) for find in campaign.finds]
-    if reports:
-        pytest.fail("\n\n".join(reports), pytrace=False)
+    fails, beyond = [], []
+    for find in campaign.finds:
+        report = find_report(judged(find.case, campaign.sut), find, told)
+        reached = reach_of(find.case, campaign.sut.framework.callers)
+        if every_find_counts(campaign.sut, reach) or reached.reach == "stock":
+            fails.append(report)
+        else:
+            beyond.append(f"{report}\nreach: {reached.reach} ({reached.feature})")
+    if fails:
+        pytest.fail("\n\n".join(fails), pytrace=False)
+    return beyond
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    texts = [
+        text
+        for report in terminalreporter.getreports("passed")
+        for name, text in report.user_properties
+        if name == BEYOND_STOCK
+    ]
+    if texts:
+        terminalreporter.section("beyond what the framework's own callers do: no failure")
+        terminalreporter.write("\n\n".join(texts) + "\n")

@@ -16,6 +16,7 @@ from sim.case import Budget, Case, Session
 from sim.cli import hunt
 from sim.cli.main import main
 from sim.clock import watchdog
+from sim.expected import Shown
 from sim.invariants.kinds import KINDS
 from sim.invariants.table import numbers_of
 from sim.search import campaign as campaign_module
@@ -102,9 +103,9 @@ def test_violations_are_1_and_each_has_number_message_and_a_case_that_replays(tm
     assert code == 1
     assert found
     for violation in found:
-        assert violation.keys() == {"invariant", "message", "reach", "feature", "case"}
+        assert violation.keys() == {"invariant", "message", "reach", "feature", "met_by", "case"}
         entry = corpus.read(Path(violation["case"]))
-        assert violation["invariant"] in entry.expected["reference:deferred"]
+        assert violation["invariant"] in entry.numbers("reference:deferred")
     code, out, _ = rollcage("replay", tmp_path / "new" / "finds", "--sut", "reference:deferred", "--json")
     assert code == 0
     assert all(row["ok"] for row in json.loads(out)["cases"])
@@ -477,14 +478,14 @@ def test_replay_of_the_whole_corpus_on_the_built_in_suts():
     code, out, _ = rollcage("replay", "--corpus", CORPUS, "--json")
     rows = json.loads(out)["cases"]
     assert code == 0
-    assert rows[0].keys() == {"path", "sut", "expected", "observed", "ok", "news"}
+    assert rows[0].keys() == {"path", "sut", "expected", "observed", "ok", "news", "differences"}
     assert all(row["ok"] for row in rows)
     assert {row["sut"] for row in rows} <= set(builtin_names())
 
 
 def test_replay_is_1_when_a_verdict_is_another_one(tmp_path):
     case = corpus.read(Path(OVERRUN)).case
-    corpus.write(tmp_path / "c.json", corpus.Entry(expected={"reference:deferred": ["B2"]}, case=case))
+    corpus.write(tmp_path / "c.json", corpus.Entry(expected={"reference:deferred": [Shown("B2")]}, case=case))
     code, out, _ = rollcage("replay", tmp_path / "c.json")
     assert code == 1
     assert "DIFFERS" in out
@@ -510,7 +511,7 @@ def trap(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trap.py").write_text("open('mark', 'w').close()\ndef build(context): raise RuntimeError\n")
     case = Case(Budget(4, 10), (Session(4),))
-    corpus.write(tmp_path / "case.json", corpus.Entry(expected={"trap:build": ["B1"]}, case=case))
+    corpus.write(tmp_path / "case.json", corpus.Entry(expected={"trap:build": [Shown("B1")]}, case=case))
     return tmp_path
 
 
@@ -543,7 +544,7 @@ def test_violations_without_a_verdict_are_1_unless_the_known_good_client_has_the
         "0 of 0 as expected, 1 without a verdict, 1 of them with violations that the known-good client lacks\n"
     )
     entry = corpus.read(Path(OVERRUN))
-    entry.expected[CLEAN].append("B1")
+    entry.expected[CLEAN].append(Shown("B1"))
     corpus.write(tmp_path / "c.json", entry)
     assert rollcage("replay", tmp_path / "c.json", "--sut", name)[0] == 0
 
@@ -551,7 +552,7 @@ def test_violations_without_a_verdict_are_1_unless_the_known_good_client_has_the
 def test_accept_keeps_what_is_observed_and_what_is_fixed_is_said(tmp_path):
     kept = tmp_path / "c.json"
     entry = corpus.Entry(
-        origin="here", expected={CLEAN: ["B1"], "other": ["R1"]}, case=Case(Budget(4, 10), (Session(4),))
+        origin="here", expected={CLEAN: [Shown("B1")], "other": [Shown("R1")]}, case=Case(Budget(4, 10), (Session(4),))
     )
     corpus.write(kept, entry)
     code, out, _ = rollcage("replay", kept, "--sut", CLEAN)
@@ -563,7 +564,7 @@ def test_accept_keeps_what_is_observed_and_what_is_fixed_is_said(tmp_path):
     code, out, _ = rollcage("replay", kept, "--sut", CLEAN, "--sut", "reference:deferred", "--accept")
     assert code == 0
     assert out.endswith(f"accepted: {kept}\n")
-    assert corpus.read(kept).expected == {CLEAN: [], "other": ["R1"], "reference:deferred": []}
+    assert corpus.read(kept).expected == {CLEAN: [], "other": [Shown("R1")], "reference:deferred": []}
     assert corpus.read(kept).origin == "here"
     code, out, _ = rollcage("replay", kept, "--sut", CLEAN, "--accept", "--json")
     assert (code, json.loads(out)["accepted"]) == (0, [])

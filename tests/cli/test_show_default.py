@@ -6,6 +6,7 @@ from click.testing import CliRunner
 from sim import corpus
 from sim.case import Budget, Case, Session
 from sim.cli.main import main
+from sim.expected import Shown
 
 CASE = Case(Budget(4, 10), (Session(2),))
 
@@ -14,9 +15,9 @@ CASE = Case(Budget(4, 10), (Session(2),))
     ("expected", "shown"),
     [
         ({}, "reference:pinned"),
-        ({"verl==0.9.1": ["B1"]}, "reference:pinned"),
+        ({"verl==0.9.1": [Shown("B1")]}, "reference:pinned"),
         ({"reference:pinned": []}, "reference:pinned"),
-        ({"reference:pinned": [], "reference:deferred": ["B1"]}, "reference:deferred"),
+        ({"reference:pinned": [], "reference:deferred": [Shown("B1")]}, "reference:deferred"),
     ],
     ids=["one's own", "a package's", "clean", "of a bad client"],
 )

@@ -10,9 +10,16 @@ from sim.dialects import DIALECTS
 from sim.faults import FAULTS
 from sim.invariants.table import INVARIANTS
 from sim.registry import load_plugin
+from sim.search import campaign
 from sim.sut.frameworks import FRAMEWORKS
 
 TOYS = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def short_shrinks(monkeypatch):
+    """What Hypothesis leaves is taken apart all the same."""
+    monkeypatch.setattr(campaign, "MOST_SHRINK_WORLDS", 250)
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def test_a_client_that_raises_and_one_that_tries_again_survive_them(faults, sut,
 
 @pytest.mark.parametrize("kind", ["lifecycle", "routing"])
 def test_they_are_clean_in_drawn_worlds_too(kind):
-    assert search(RETRYING, kind, worlds=200, seed=3, classics=False).finds == []
+    assert search(RETRYING, kind, worlds=120, seed=3, classics=False).finds == []
 
 
 @pytest.mark.parametrize("kind", ["lifecycle", "routing"])
@@ -97,7 +97,7 @@ def test_every_kind_is_drawn(kind):
     strategy = STRATEGIES[kind]()
 
     @hypothesis.settings(
-        max_examples=400, database=None, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+        max_examples=250, database=None, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
     )
     @hypothesis.seed(1)
     @hypothesis.given(strategy)

@@ -72,7 +72,7 @@ def test_a_trigger_that_has_come_before_anyone_waits_strikes_at_once():
         assert trace.is_done
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.one_of(response_cases(), routing_cases()),
     st.sampled_from([CLEAN, *(f"reference:{planted}" for planted in PLANTED)]),

@@ -86,7 +86,7 @@ SUTS = [*(f"reference:{planted}" for planted in sorted(PLANTED)), FORGETS_ITS_AN
 # One way of judging
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.one_of(response_cases(), routing_cases()), st.sampled_from(SUTS), st.integers(1, 3), st.data())
 def test_verdicts_and_digest_do_not_go_by_the_way_that_was_taken(case, sut, repeat, data):
     assume(repeat == 1 or not shares_objects(case))
@@ -99,7 +99,7 @@ def test_verdicts_and_digest_do_not_go_by_the_way_that_was_taken(case, sut, repe
         assert trace.digest() == kept.digest()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.one_of(response_cases(), routing_cases()).filter(lambda case: not shares_objects(case)),
     st.sampled_from(SUTS),
@@ -226,9 +226,9 @@ def left_over(case, sut):
 )
 def test_nothing_gathers_while_a_world_goes_on(sut, changes):
     """No cycles, as nobody collects them while it runs; no list of what came by."""
-    small, large = (replace(MANY, repeat=repeat, **changes) for repeat in (20, 100))
+    small, large = (replace(MANY, repeat=repeat, **changes) for repeat in (15, 55))
     left_over(small, sut)
-    assert left_over(large, sut) < left_over(small, sut) + 200, "80 times 3 sessions more"
+    assert left_over(large, sut) < left_over(small, sut) + 100, "40 times 3 sessions more"
 
 
 def test_the_sessions_that_live_are_as_many_as_allowed():

@@ -294,6 +294,15 @@ def test_r4_accepts_fair_ties(replicas):
         assert choices([draw.randrange(replicas) for _ in range(200)], replicas)[0] == {}
 
 
+def test_r1_is_told_with_r3_where_that_is_judged_too():
+    added = Case(BUDGET, apart(6, 0.02), (AddReplica(AtTime(0.05), 0),), replicas=2)
+    trace = run_world(added, load_sut("reference:zeroes-count"))
+    assert {each.invariant for each in judge(added, trace, ("R1",))} == {"R1"}
+    told = judge(added, trace, ("R1", "R3"))
+    assert {each.invariant for each in told} == {"R3"}
+    assert "; R1 follows from it, " in told[0].message
+
+
 def test_r4_of_many_choices():
     draw = random.Random(1)
     assert choices([draw.randrange(5) for _ in range(4000)], 5)[0] == {}

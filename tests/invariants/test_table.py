@@ -8,6 +8,7 @@ import pytest
 
 from sim import corpus
 from sim.case import Budget, Case, Session
+from sim.expected import Shown
 from sim.invariants.interface import Evidence, Invariant
 from sim.invariants.judging import judge
 from sim.invariants.kinds import KINDS
@@ -54,7 +55,7 @@ def test_one_that_a_project_adds_is_judged_with_the_others_and_known_to_the_corp
     (found,) = judge(CASE, run_world(CASE, load_sut(CLEAN)))
     assert found == Violation("X1", "the prompt of session 1 has 3 tokens", 1)
     assert judged(CASE, load_sut(CLEAN), ["B1"]).violations == []
-    entry = corpus.Entry(invariant="X1", expected={CLEAN: ["X1"]}, case=CASE)
+    entry = corpus.Entry(invariant="X1", expected={CLEAN: [Shown("X1")]}, case=CASE)
     assert corpus.replay("p", entry, load_sut(CLEAN)).ok
 
 

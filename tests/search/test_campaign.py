@@ -46,7 +46,7 @@ def numbers(campaign):
 @pytest.fixture
 def short_shrinks(monkeypatch):
     """Where it does not matter how small a find becomes."""
-    monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 60)
+    monkeypatch.setattr(campaign_module, "MOST_SHRINK_WORLDS", 40)
     monkeypatch.setattr(shrink_module, "MOST_RUNS", 30)
 
 
@@ -107,9 +107,9 @@ class Clock:
 def test_a_campaign_bounded_by_seconds_ends_in_time_even_in_the_middle_of_shrinking(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(campaign_module, "time", clock)
-    campaign = run_campaign(DEFERRED, response_cases(), BUDGET, 2, Bounds(seconds=4.0))
+    campaign = run_campaign(DEFERRED, response_cases(), BUDGET, 2, Bounds(seconds=2.0))
     assert campaign.finds
-    assert clock.now < (1 + campaign_module.GRACE) * 4.0 + 0.2
+    assert clock.now < (1 + campaign_module.GRACE) * 2.0 + 0.2
 
 
 def test_a_campaign_bounded_by_worlds_asks_no_clock_when_to_stop(monkeypatch, short_shrinks):

@@ -7,6 +7,7 @@ import pytest
 
 from sim import corpus
 from sim.case import Budget, Case, Limit, Session
+from sim.expected import Shown
 from sim.search.campaign import Campaign
 from sim.search.find import Find
 from sim.sut.reference.client import PinnedClient
@@ -69,7 +70,7 @@ def test_a_clean_factory_passes_and_nothing_of_its_own_is_skipped(properties):
 def test_a_known_bad_factory_fails_on_the_corpus_first_with_the_world_explained(properties):
     result = properties("--sut", "plugged:bad", "--worlds", "20", "--kind", "budget")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*plugged:bad has no verdict in this case, and violates *'B1'*"])
+    result.stdout.fnmatch_lines(["*plugged:bad has no verdict in this case, and violates B1 (beyond*"])
     ran = [line.split("::")[0] for line in result.outlines if "::test_" in line and "%]" in line]
     assert ran.index("copy/test_corpus.py") == 0
     assert ran == sorted(ran, key=lambda path: path != "copy/test_corpus.py")
@@ -89,6 +90,16 @@ def test_a_verdict_that_is_taken_away_turns_the_run_red(properties, pytester):
     del entry.expected["reference:deferred"]
     corpus.write(kept, entry)
     assert properties(*arguments, "-k", "overrun").ret == 1
+
+
+@pytest.mark.parametrize(("reach", "code"), [("stock", 0), ("all", 1)])
+def test_what_no_caller_of_the_framework_meets_is_listed_and_fails_only_where_all_is_asked_for(properties, reach, code):
+    arguments = ("--only", "B8", "--worlds", "60", "copy/test_budget.py", "-k", "nothing")
+    result = properties("--sut", "reference:silent-fallback", "--reach", reach, *arguments)
+    assert result.ret == code
+    shown = result.stdout.str()
+    assert "without a word" in shown
+    assert ("beyond what the framework's own callers do: no failure" in shown) == (reach == "stock")
 
 
 @pytest.mark.parametrize(
@@ -163,9 +174,11 @@ def test_a_find_of_d1_is_explained_by_what_was_seen():
 LIMIT_0 = Case(Budget(4, 10, 64), (Session(4, limit=Limit("max_tokens", 0)),))
 
 
-def test_known_is_what_a_kept_case_expects_and_shows(tmp_path):
+@pytest.mark.parametrize("kept", [Shown("B6"), Shown("B6", "asks for nothing", "violation", "custom callers")])
+def test_known_is_what_a_kept_case_expects(tmp_path, kept):
+    """Of a number alone what it is about is what the case shows."""
     asking = load_sut("reference:asks-for-nothing")
-    corpus.write(tmp_path / "a.json", corpus.Entry(expected={asking.key: ["B6"], "other": ["R1"]}, case=LIMIT_0))
+    corpus.write(tmp_path / "a.json", corpus.Entry(expected={asking.key: [kept], "other": [Shown("R1")]}, case=LIMIT_0))
     corpus.write(tmp_path / "b.json", corpus.Entry(expected={asking.key: []}, case=LIMIT_0))
     known = known_violations(tmp_path, asking)
     assert known == {("B6", "asks for nothing")}

@@ -25,7 +25,7 @@ from sim.waste.ledger import FATES, LOSSES, Tally, pieces_of, tally, waste_of
 from sim.world import World, run_world
 from sim.world.ports import Ports
 
-WORLDS = int(os.environ.get("WASTE_WORLDS", "300"))
+WORLDS = int(os.environ.get("WASTE_WORLDS", "150"))
 """How many random worlds; WASTE_WORLDS=10000 for the long run."""
 
 BUDGET = Budget(prompt_length=8, response_length=10, max_model_len=64)

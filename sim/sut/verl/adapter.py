@@ -37,10 +37,18 @@ VERL = Framework(
         "a limit of the caller's own": False,
         "priorities of requests": False,
         "a replica added that may be there": False,  # the elastic manager skips live ids
+        "a call that is cancelled": False,  # the workers gather their loops; only the end of a run cancels anything
         "a config that lacks, or misspells, response_length": False,
         "a context shorter than prompt_length + response_length": False,
         "a pause that does not abort": False,
         "a prefix cache that is kept over an update": False,
         "objects that are shared, not copied": False,
+    },
+    met_by={
+        "B1": "any agent loop under a trainer that aborts to update (fully async, or separate async), with "
+        "partial_rollout: FullyAsyncLLMServerClient asks again without a limit",
+        "B7": "ToolAgentLoop: each turn may use response_length anew, and the loop slices the trajectory at it",
+        "S1": "any agent loop under a trainer that aborts to update: an answer of no token counts among the versions",
+        "R4": "any agent loop: GlobalRequestLoadBalancer takes the first of the least loaded where several are idle",
     },
 )
