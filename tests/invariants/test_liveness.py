@@ -3,7 +3,7 @@
 import pytest
 
 from sim.case import Budget, Case, ServerSettings, Session
-from sim.events import SessionEnded, WorldEnded
+from sim.events import Admitted, Parked, Sent, SessionEnded, TurnStarted, WorldEnded
 from sim.faults import AbortAll, AtTime
 from sim.invariants.judging import judge
 from sim.sut.registry import CLEAN, load_sut
@@ -37,3 +37,23 @@ def test_v1_passes_a_run_that_ended():
     trace = Trace(1)
     trace.seal(WorldEnded(0, "done"))
     assert judge(CASE, trace, ["V1"]) == []
+
+
+@pytest.mark.parametrize(("max_parked_s", "is_told"), [(60.0, False), (5.0, True)])
+def test_v1_bounds_parking_by_what_the_case_says(max_parked_s, is_told):
+    """Parked from 1 s to 9 s, of which no pause of the case explains any."""
+    case = Case(CASE.budget, CASE.sessions, server=ServerSettings(max_parked_s=max_parked_s))
+    trace = Trace(1)
+    for event in (
+        TurnStarted(0, 0, 0, 2),
+        Sent(0, 0, 0, 0, 0, 0, 2, {}),
+        Parked(10**9, 0),
+        Admitted(9 * 10**9, 0),
+    ):
+        trace.add(event)
+    trace.seal(WorldEnded(10**10, "done"))
+    told = [each.message for each in judge(case, trace, ["V1"])]
+    assert told == is_told * [
+        "request 0 (session 0) was parked at replica 0 for 8 s, where the pauses are 0 s; it waited for no update of "
+        "the case"
+    ]

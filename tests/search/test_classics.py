@@ -141,8 +141,9 @@ def test_only_those_of_the_kinds_asked_for_are_run():
 
 
 def test_they_are_fitted_to_what_a_search_varies():
-    for case in classic_cases(KINDS, dialect="sglang", policy="trajectory", most_turns=1):
-        assert (case.server.dialect, case.budget.policy) == ("sglang", "trajectory")
+    for case in classic_cases(KINDS, dialect="sglang", policy="trajectory", most_turns=1, max_parked_s=5.0):
+        assert (case.server.dialect, case.server.max_parked_s) == ("sglang", 5.0)
+        assert case.budget.policy == "trajectory"
         assert all(len(session.turns) == 1 for session in case.sessions)
 
 

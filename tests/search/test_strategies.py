@@ -5,9 +5,12 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 from sim.case import Case, ServerSettings, Transport, dumps, loads
+from sim.events import Prefilled
 from sim.faults import AddReplica, CancelClient, DelayReleases, RemoveReplica, WeightUpdate
 from sim.invariants.kinds import KINDS
 from sim.search.strategies import MOST_SESSIONS_IN_A_ROW, MOST_TOKENS, STRATEGIES, response_cases, routing_cases
+from sim.sut.registry import CLEAN, load_sut
+from sim.world import run_world
 
 QUICK = settings(
     max_examples=60, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -32,6 +35,12 @@ def test_the_options_of_hunt_hold_for_each_case(case: Case):
     assert case.server.dialect == "sglang"
     assert case.budget.policy == "trajectory"
     assert {len(session.turns) for session in case.sessions} == {1}
+
+
+@QUICK
+@given(st.one_of(response_cases(max_parked_s=5.0), routing_cases(max_parked_s=5.0)))
+def test_what_an_adapter_fixes_is_written_into_each_case(case: Case):
+    assert case.server.max_parked_s == 5.0
 
 
 def drawn(strategy, condition, *phases):
@@ -63,3 +72,40 @@ def test_the_simplest_case_is_one_short_session_on_the_fewest_replicas(strategy,
 )
 def test_what_is_rare_is_within_reach(strategy, condition):
     assert condition(drawn(strategy, condition, Phase.generate))
+
+
+# What hunts are to meet
+
+PINNED = load_sut(CLEAN)
+
+
+def prefills(case):
+    """What was computed for each request in the known-good client's run; nothing where there is no engine."""
+    if case.server.engine is None or case.repeat > 1:
+        return []
+    return [event for event in run_world(case, PINNED).events if isinstance(event, Prefilled)]
+
+
+def has_preempted(case):
+    return any(event.recomputed_tokens for event in prefills(case))
+
+
+def has_stale_kv(case):
+    keeps = any(isinstance(fault, WeightUpdate) and not fault.reset_prefix_cache for fault in case.faults)
+    return keeps and any(event.stale_tokens for event in prefills(case))
+
+
+def has_found_anothers_prompt(case):
+    shares = any(session.shares_prompt_with == 0 for session in case.sessions)
+    return shares and any(event.cached_tokens for event in prefills(case))
+
+
+def has_queued(case):
+    """Whether there were several requests for an engine that runs one at a time."""
+    is_single = case.server.engine is not None and case.server.engine.max_num_seqs == 1
+    return is_single and len(prefills(case)) > 1
+
+
+@pytest.mark.parametrize("meets", [has_preempted, has_stale_kv, has_found_anothers_prompt, has_queued])
+def test_what_only_some_engines_do_is_met(meets):
+    assert meets(drawn(response_cases(), meets, Phase.generate))
