@@ -38,8 +38,8 @@ class Response:
         self.stop_reason = output.stop_reason
         if output.token_ids:
             version = output.extra_fields.get("global_steps")
-            self.extra_fields.setdefault("min_global_steps", version)
-            self.extra_fields["max_global_steps"] = version
+            oldest, newest = (self.extra_fields.get(f"{end}_global_steps", version) for end in ("min", "max"))
+            self.extra_fields |= {"min_global_steps": min(oldest, version), "max_global_steps": max(newest, version)}
 
 
 class Client:

@@ -100,10 +100,11 @@ class DeferredClient:
         if output.log_probs is not None and final.log_probs is not None:
             final.log_probs = final.log_probs + output.log_probs
         final.stop_reason = output.stop_reason
-        version = output.extra_fields.get("global_steps")
-        if output.token_ids:
-            final.extra_fields.setdefault("min_global_steps", version)
-            final.extra_fields["max_global_steps"] = version
+        version: Any = output.extra_fields.get("global_steps")
+        if output.token_ids:  # replicas are updated one after the other: a later answer may be an older version's
+            fields = final.extra_fields
+            fields["min_global_steps"] = min(version, fields.get("min_global_steps", version))
+            fields["max_global_steps"] = max(version, fields.get("max_global_steps", version))
         final.extra_fields["global_steps"] = version
 
 
