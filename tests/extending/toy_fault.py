@@ -11,7 +11,7 @@ from sim.faults import Fault, register_fault
 from sim.schema import Index
 from sim.sut.reference.client import PinnedClient
 
-TRIES = 80
+TRIES = 150
 
 
 @register_fault
