@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 FLOORS = (
     ("clock", "tokens", "files"),
-    ("engine", "startup"),
+    ("engine", "startup", "net"),
     ("schema", "registry", "records", "migrations", "policies", "dialects", "faults"),
     ("settings",),
     ("case",),
