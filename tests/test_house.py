@@ -24,6 +24,7 @@ FLOORS = (
     ("events", "trace", "ledger", "budget"),
     ("servers", "transport"),
     ("sut",),
+    ("face",),
     ("world",),
     ("invariants",),
     ("reach",),

@@ -28,6 +28,7 @@ from sim.faults import (
 )
 from sim.invariants.table import INVARIANTS
 from sim.policies import BudgetPolicy
+from sim.settings import Face
 
 
 class Classic(msgspec.Struct, frozen=True):
@@ -194,18 +195,22 @@ CLASSICS = (
 
 
 def classic_cases(
-    kinds: Collection[str], dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3
+    kinds: Collection[str],
+    dialect: str = "vllm",
+    policy: BudgetPolicy = "turn",
+    most_turns: int = 3,
+    face: Face | None = None,
 ) -> tuple[Case, ...]:
     """The classics for invariants of these kinds, fitted to what a search varies."""
     return tuple(
-        _fitted(classic.case, dialect, policy, most_turns)
+        _fitted(classic.case, dialect, policy, most_turns, face)
         for classic in CLASSICS
         if any(INVARIANTS[number].kind in kinds for number in classic.meant_for)
     )
 
 
-def _fitted(case: Case, dialect: str, policy: BudgetPolicy, most_turns: int) -> Case:
+def _fitted(case: Case, dialect: str, policy: BudgetPolicy, most_turns: int, face: Face | None) -> Case:
     replace = msgspec.structs.replace
     sessions = tuple(replace(session, turns=session.turns[:most_turns]) for session in case.sessions)
-    budget, server = replace(case.budget, policy=policy), replace(case.server, dialect=dialect)
+    budget, server = replace(case.budget, policy=policy), replace(case.server, dialect=dialect, face=face)
     return replace(case, budget=budget, sessions=sessions, server=server)

@@ -54,7 +54,7 @@ def shrink_world(case: Case, fails: Fails) -> Case:
 
 
 def _smaller(case: Case) -> Iterator[Case]:
-    """Every case that is smaller by one part and can be. The dialect stays, since it was asked for."""
+    """Every case that is smaller by one part and can be. The dialect and the face stay, since they were asked for."""
     data = to_builtins(case)
     for index in range(len(case.sessions)):
         yield from _valid(_without_session(data, index))
@@ -68,7 +68,7 @@ def _smaller(case: Case) -> Iterator[Case]:
 
 
 def _dialect(data: dict[str, Any]) -> Any:
-    return data.get("server", {}).get("dialect")
+    return data.get("server", {}).get("dialect"), data.get("server", {}).get("face")
 
 
 def _valid(data: Any) -> Iterator[Case]:

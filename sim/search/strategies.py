@@ -34,6 +34,7 @@ from sim.policies import BudgetPolicy
 from sim.registry import load_installed_plugins
 from sim.schema import CaseError
 from sim.search.server_faults import ONE_IN, SERVER_FAULTS, TROUBLES
+from sim.settings import Face
 
 MakeFault = Callable[[int, int, int], Fault]
 """Makes a fault that fits a number of sessions, of replicas, and the response_length."""
@@ -246,8 +247,8 @@ def _one_of(*own: st.SearchStrategy[MakeFault]) -> st.SearchStrategy[MakeFault]:
 # Cases
 
 
-def _with_dialect(server: ServerSettings, dialect: str) -> ServerSettings:
-    return msgspec.structs.replace(server, dialect=dialect)
+def _with_dialect(server: ServerSettings, dialect: str, face: Face | None) -> ServerSettings:
+    return msgspec.structs.replace(server, dialect=dialect, face=face)
 
 
 def _fitting(faults: tuple[Fault, ...], **settings: Any) -> Case:
@@ -268,7 +269,7 @@ def _fits(fault: Fault, case: Case) -> bool:
 
 
 def response_cases(
-    dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3
+    dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3, face: Face | None = None
 ) -> st.SearchStrategy[Case]:
     """A few sessions whose responses are aborted and resumed: budgets, limits, configs, conservation, liveness."""
 
@@ -286,7 +287,7 @@ def response_cases(
             budget=budget,
             sessions=fitted_sessions,
             replicas=replicas,
-            server=_with_dialect(server, dialect),
+            server=_with_dialect(server, dialect, face),
             transport=transport,
             partial_rollout=not drops,
             seed=seed,
@@ -309,7 +310,9 @@ def response_cases(
     ).map(fitted)
 
 
-def routing_cases(dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3) -> st.SearchStrategy[Case]:
+def routing_cases(
+    dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3, face: Face | None = None
+) -> st.SearchStrategy[Case]:
     """Sessions in a row or at once on several replicas that come and go: counters, stickiness, spread."""
     budget = Budget(8, 8, policy=policy)
 
@@ -330,7 +333,7 @@ def routing_cases(dialect: str = "vllm", policy: BudgetPolicy = "turn", most_tur
             budget=budget,
             sessions=sessions,
             replicas=replicas,
-            server=_with_dialect(server, dialect),
+            server=_with_dialect(server, dialect, face),
             transport=transport,
             seed=seed,
         )
