@@ -230,7 +230,7 @@ def test_requests_belong_to_the_turn_of_the_session_that_their_tokens_name() -> 
         await asyncio.gather(*(http.generate(prompt, replica, max_tokens=1) for replica in (0, 1)))
         return await http.generate([7], max_tokens=1)
 
-    ran = in_a_world(turn, sessions=(Session(4), Session(4, (CaseTurn(), CaseTurn()))), replicas=2)
+    ran = in_a_world(turn, sessions=(Session(4), Session(4, (CaseTurn(1), CaseTurn(1)))), replicas=2)
     sent = sorted((each.session, each.turn, each.attempt, each.replica) for each in of(ran.trace, Sent))
     assert sent == [(s, t, n, n) for s, t in ((0, 0), (1, 0), (1, 1)) for n in (0, 1)]
     assert ran.found == "token 7 belongs to no session that has begun"
