@@ -85,9 +85,9 @@ class FittedLatency(Data, frozen=True, tag_field="latency", tag="fitted"):
 LatencyModel: TypeAlias = RooflineLatency | FittedLatency
 
 
-Face: TypeAlias = Literal["vllm"]
+Face: TypeAlias = Literal["vllm", "sglang"]
 
-FACE_DIALECTS: dict[Face, str] = {"vllm": "plain-vllm"}
+FACE_DIALECTS: dict[Face, str] = {"vllm": "plain-vllm", "sglang": "plain-sglang"}
 """What answers behind an HTTP face."""
 
 

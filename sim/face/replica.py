@@ -48,6 +48,11 @@ class Replica:
     live: dict[str, None] = field(default_factory=dict)
     """Ids of requests that have no answer yet."""
 
+    def next_id(self) -> str:
+        """For a request that brings none."""
+        self.requests += 1
+        return f"{self.server.replica}-{self.requests - 1}"
+
     async def generate(self, token_ids: Sequence[int], params: dict[str, Any], request_id: str) -> Generated:
         """Raises what the server raises, and LookupError for tokens of no session that has begun. When it is cancelled,
         the server aborts the request."""
