@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.dialects import LIMIT_KEYS
 from sim.servers.failures import CallFailed
-from sim.servers.port import RolloutServer
+from sim.servers.mortal import MortalServer
 from sim.tokens import LogProbs, Tokens, session_of
 from sim.transport.handles import Handle
 from sim.transport.protocol import AskedFor, RequestProtocol
@@ -40,7 +40,7 @@ class Replica:
     """`server` and the handle of it. `turn_of(session)`: the turn that a session is in, or was last; None before its
     first. A request belongs to that of its session when it arrives."""
 
-    server: RolloutServer
+    server: MortalServer
     handle: Handle
     turn_of: Callable[[int], TurnInProgress | None]
     requests: int = 0

@@ -6,21 +6,28 @@ from typing import Any
 
 from sim.dialects import Refused
 from sim.face.http import HangUp, HttpAnswer, HttpRequest
+from sim.face.replica import Replica
 from sim.servers.failures import ActorError, CallFailed
 
 Route = Callable[[HttpRequest], Awaitable[HttpAnswer]]
 
 
 class RoutedFace(ABC):
-    """Answers a replica's requests; see `sim.face.http.Handle`. `routes`: by method and path."""
+    """Answers a replica's requests; see `sim.face.http.Handle`. `routes`: by method and path. Of a replica that is dead
+    nobody is told anything."""
 
     routes: Mapping[tuple[str, str], Route]
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
 
     async def __call__(self, request: HttpRequest) -> HttpAnswer:
         route = self.routes.get((request.method, request.path))
         if route is None:
             is_known = any(path == request.path for _, path in self.routes)
             return HttpAnswer(405, {"detail": "Method Not Allowed"}) if is_known else HttpAnswer(404, _NOT_FOUND)
+        if request.method == "GET" and self.replica.server.is_dead:  # all others ask the server
+            raise HangUp
         try:
             return await route(request)
         except ActorError as error:  # the replica, or the way to it, is gone

@@ -15,7 +15,7 @@ class SglangFace(RoutedFace):
     """`context_tokens`: what `/model_info` tells."""
 
     def __init__(self, replica: Replica, context_tokens: int) -> None:
-        self._replica = replica
+        super().__init__(replica)
         self._context_tokens = context_tokens
         self._label: str | None = None
         """The weights' version as a trainer has named it."""
@@ -38,9 +38,9 @@ class SglangFace(RoutedFace):
     async def _generate(self, request: HttpRequest) -> HttpAnswer:
         body = json_object(request)
         prompt = token_ids_of(body, body.get("input_ids"))
-        rid = body.get("rid") or self._replica.next_id()
+        rid = body.get("rid") or self.replica.next_id()
         params = {**(body.get("sampling_params") or {}), "logprobs": bool(body.get("return_logprob"))}
-        generated = await self._replica.generate(prompt, params, rid)
+        generated = await self.replica.generate(prompt, params, rid)
         ids = list(generated.token_ids)
         meta: dict[str, Any] = {
             "id": rid,
@@ -63,13 +63,13 @@ class SglangFace(RoutedFace):
     async def _abort(self, prefix: str, *, is_all: bool) -> None:
         if not (prefix or is_all):
             return
-        for rid in [each for each in self._replica.live if each.startswith(prefix)]:
-            await self._replica.handle.abort_request.remote(rid, reset_prefix_cache=False)
+        for rid in [each for each in self.replica.live if each.startswith(prefix)]:
+            await self.replica.handle.abort_request.remote(rid, reset_prefix_cache=False)
 
     async def _pause(self, request: HttpRequest) -> HttpAnswer:
         """`abort` ends what runs; `retract` has it computed anew after the pause; `in_place` keeps its KV."""
         mode = json_object(request).get("mode", "abort")
-        handle = self._replica.handle
+        handle = self.replica.handle
         if mode == "abort":
             await handle.abort_all.remote(reset_prefix_cache=False)
         elif mode in ("retract", "in_place"):
@@ -80,7 +80,7 @@ class SglangFace(RoutedFace):
 
     async def _resume(self, request: HttpRequest) -> HttpAnswer:
         del request
-        await self._replica.handle.resume.remote()
+        await self.replica.handle.resume.remote()
         return HttpAnswer(200, {"message": "Generation continued successfully.", "status": "ok"})
 
     async def _update_weight_version(self, request: HttpRequest) -> HttpAnswer:
@@ -94,7 +94,7 @@ class SglangFace(RoutedFace):
     async def _flush_cache(self, request: HttpRequest) -> HttpAnswer:
         """400 while anything runs."""
         del request
-        was_reset = await self._replica.handle.reset_prefix_cache.remote(reset_running_requests=False)
+        was_reset = await self.replica.handle.reset_prefix_cache.remote(reset_running_requests=False)
         return HttpAnswer(200 if was_reset else 400)
 
     async def _model_info(self, request: HttpRequest) -> HttpAnswer:

@@ -20,7 +20,7 @@ class VllmFace(RoutedFace):
     """`max_model_len`: what `/v1/models` tells."""
 
     def __init__(self, replica: Replica, max_model_len: int) -> None:
-        self._replica = replica
+        super().__init__(replica)
         self._max_model_len = max_model_len
         self.routes = {
             ("POST", "/inference/v1/generate"): self._generate,
@@ -86,8 +86,8 @@ class VllmFace(RoutedFace):
         """The id of the request, and what it brought."""
         prompt = token_ids_of(body, token_ids)
         params = {**params, "logprobs": params.get("logprobs") is not None}  # 0 asks for those of the tokens alone
-        request_id = body.get("request_id") or self._replica.next_id()
-        return request_id, await self._replica.generate(prompt, params, request_id)
+        request_id = body.get("request_id") or self.replica.next_id()
+        return request_id, await self.replica.generate(prompt, params, request_id)
 
     # Control
 
@@ -95,7 +95,7 @@ class VllmFace(RoutedFace):
         """Settings are in the query; a body is ignored. `keep` keeps the cache whatever the query says."""
         mode = request.query.get("mode", "abort")
         clear_cache = is_yes(request.query.get("clear_cache", "true"))
-        handle = self._replica.handle
+        handle = self.replica.handle
         if mode == "abort":
             await handle.abort_all.remote(reset_prefix_cache=clear_cache)
         elif mode in ("wait", "keep"):
@@ -106,23 +106,23 @@ class VllmFace(RoutedFace):
 
     async def _resume(self, request: HttpRequest) -> HttpAnswer:
         del request
-        await self._replica.handle.resume.remote()
+        await self.replica.handle.resume.remote()
         return HttpAnswer(200, {"status": "resumed"})
 
     async def _is_paused(self, request: HttpRequest) -> HttpAnswer:
         del request
-        return HttpAnswer(200, {"is_paused": self._replica.server.is_paused})
+        return HttpAnswer(200, {"is_paused": self.replica.server.is_paused})
 
     async def _abort_requests(self, request: HttpRequest) -> HttpAnswer:
         """Without ids: all."""
-        named = json_object(request).get("request_ids") or list(self._replica.live)
+        named = json_object(request).get("request_ids") or list(self.replica.live)
         for request_id in named:
-            await self._replica.handle.abort_request.remote(request_id, reset_prefix_cache=False)
+            await self.replica.handle.abort_request.remote(request_id, reset_prefix_cache=False)
         return HttpAnswer(200)
 
     async def _reset_prefix_cache(self, request: HttpRequest) -> HttpAnswer:
         runs = is_yes(request.query.get("reset_running_requests", "false"))
-        was_reset = await self._replica.handle.reset_prefix_cache.remote(reset_running_requests=runs)
+        was_reset = await self.replica.handle.reset_prefix_cache.remote(reset_running_requests=runs)
         return HttpAnswer(200, {"success": was_reset})
 
     # What it says of itself

@@ -210,6 +210,10 @@ def test_a_dead_replica_hangs_up_and_a_request_that_fails_is_500() -> None:
         failed = await http.generate(prompt, max_tokens=50)
         with pytest.raises(aiohttp.ClientError):
             await http.generate(prompt, max_tokens=50)
+        with pytest.raises(aiohttp.ClientError):
+            await http.get("/health")
+        await asyncio.sleep(2)
+        assert await http.get("/health") == (200, None)
         return failed
 
     faults = (FailRequest(AtTime(3.5), 0), CrashReplica(AtTime(6.5), 0, down_s=1.0))
