@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sim.face.http import Handle, HttpProtocol, import_h11
-from sim.face.replica import REQUESTS, Generated, Replica
+from sim.face.replica import REQUESTS, Replica
 from sim.face.sglang import SglangFace
 from sim.face.vllm import VllmFace
 from sim.settings import Face
@@ -26,4 +26,4 @@ async def show(loop: Any, face: Face, name: str, replica: Replica, max_model_len
     return f"http://{name}:{PORT}"
 
 
-__all__ = ["FACES", "REQUESTS", "Generated", "Replica", "show"]
+__all__ = ["FACES", "REQUESTS", "Replica", "show"]

@@ -8,27 +8,17 @@ from typing import Any
 from sim.dialects import LIMIT_KEYS
 from sim.servers.failures import CallFailed
 from sim.servers.mortal import MortalServer
-from sim.tokens import LogProbs, Tokens, session_of
+from sim.sut.framework import Returned
+from sim.tokens import session_of
 from sim.transport.handles import Handle
 from sim.transport.protocol import AskedFor, RequestProtocol
 from sim.transport.wire import TurnInProgress, current_turn
 
 
-@dataclass(slots=True)
-class Generated:
-    """What a server behind a face answers; log probabilities where they were asked for."""
-
-    token_ids: Tokens
-    log_probs: list[float] | LogProbs | None
-    stop_reason: str | None
-    version: int
-    routed_experts: Any = None
-
-
 def _asked_for(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AskedFor:
-    del args
-    params = kwargs["sampling_params"]
-    return AskedFor(kwargs["prompt_ids"], {key: params[key] for key in LIMIT_KEYS if key in params})
+    prompt_ids = kwargs.get("prompt_ids", args[0] if args else ())
+    params = kwargs.get("sampling_params", args[1] if len(args) > 1 else {})
+    return AskedFor(prompt_ids, {key: params[key] for key in LIMIT_KEYS if key in params})
 
 
 REQUESTS = RequestProtocol("generate", _asked_for)
@@ -38,11 +28,13 @@ REQUESTS = RequestProtocol("generate", _asked_for)
 @dataclass
 class Replica:
     """`server` and the handle of it. `turn_of(session)`: the turn that a session is in, or was last; None before its
-    first. A request belongs to that of its session when it arrives."""
+    first. A request belongs to that of its session when it arrives. `read`: what the server answers, as its framework
+    has it."""
 
     server: MortalServer
     handle: Handle
     turn_of: Callable[[int], TurnInProgress | None]
+    read: Callable[[Any], Returned]
     requests: int = 0
     """Taken so far."""
     live: dict[str, None] = field(default_factory=dict)
@@ -53,7 +45,7 @@ class Replica:
         self.requests += 1
         return f"{self.server.replica}-{self.requests - 1}"
 
-    async def generate(self, token_ids: Sequence[int], params: dict[str, Any], request_id: str) -> Generated:
+    async def generate(self, token_ids: Sequence[int], params: dict[str, Any], request_id: str) -> Returned:
         """Raises what the server raises, and LookupError for tokens of no session that has begun. When it is cancelled,
         the server aborts the request."""
         turn = self.turn_of(session_of(token_ids[0]))
@@ -63,7 +55,7 @@ class Replica:
         self.live[request_id] = None
         answer = self.handle.generate.remote(prompt_ids=token_ids, sampling_params=params, request_id=request_id)
         try:
-            return await answer  # type: ignore[no-any-return]
+            return self.read(await answer)
         finally:
             del self.live[request_id]
             if answer.cancelled():

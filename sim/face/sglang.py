@@ -7,8 +7,9 @@
 from typing import Any
 
 from sim.face.http import HttpAnswer, HttpRequest
-from sim.face.replica import Generated, Replica
+from sim.face.replica import Replica
 from sim.face.routes import RoutedFace, json_object, token_ids_of
+from sim.sut.framework import Returned
 
 
 class SglangFace(RoutedFace):
@@ -47,7 +48,7 @@ class SglangFace(RoutedFace):
             "finish_reason": _finish_reason(generated),
             "prompt_tokens": len(prompt),
             "completion_tokens": len(ids),
-            "weight_version": str(generated.version) if self._label is None else self._label,
+            "weight_version": str(self.replica.server.version) if self._label is None else self._label,
         }
         if generated.log_probs is not None:
             pairs = zip(generated.log_probs, ids, strict=True)
@@ -107,7 +108,7 @@ class SglangFace(RoutedFace):
         return HttpAnswer(200, {"context_length": self._context_tokens, "version": "0.5.23"})
 
 
-def _finish_reason(generated: Generated) -> dict[str, Any]:
+def _finish_reason(generated: Returned) -> dict[str, Any]:
     match generated.stop_reason:
         case "length":
             return {"type": "length", "length": len(generated.token_ids)}

@@ -8,8 +8,9 @@ from typing import Any
 
 from sim.dialects import MAX_TOKENS_KEY
 from sim.face.http import HttpAnswer, HttpRequest
-from sim.face.replica import Generated, Replica
+from sim.face.replica import Replica
 from sim.face.routes import RoutedFace, is_yes, json_object, token_ids_of
+from sim.sut.framework import Returned
 
 _MODEL = "rollcage"
 _COMPLETIONS_MAX_TOKENS = 16
@@ -82,7 +83,7 @@ class VllmFace(RoutedFace):
         answer = {"id": f"cmpl-{request_id}", "object": "text_completion", "model": body.get("model", _MODEL)}
         return HttpAnswer(200, {**answer, "choices": [choice], "usage": _usage(prompt, generated)})
 
-    async def _run(self, body: dict[str, Any], token_ids: Any, params: dict[str, Any]) -> tuple[str, Generated]:
+    async def _run(self, body: dict[str, Any], token_ids: Any, params: dict[str, Any]) -> tuple[str, Returned]:
         """The id of the request, and what it brought."""
         prompt = token_ids_of(body, token_ids)
         params = {**params, "logprobs": params.get("logprobs") is not None}  # 0 asks for those of the tokens alone
@@ -137,12 +138,12 @@ class VllmFace(RoutedFace):
         return HttpAnswer(200, {"object": "list", "data": [model]})
 
 
-def _usage(prompt: Any, generated: Generated) -> dict[str, int]:
+def _usage(prompt: Any, generated: Returned) -> dict[str, int]:
     counts = {"prompt_tokens": len(prompt), "completion_tokens": len(generated.token_ids)}
     return {**counts, "total_tokens": sum(counts.values())}
 
 
-def _log_probs(generated: Generated) -> Any:
+def _log_probs(generated: Returned) -> Any:
     if generated.log_probs is None:
         return None
     pairs = zip(generated.token_ids, generated.log_probs, strict=True)

@@ -84,6 +84,10 @@ class MortalServer:
         await self._control("resume", lambda server: server.resume())
 
     @property
+    def version(self) -> int:
+        return self._server.version
+
+    @property
     def is_paused(self) -> bool:
         return self._server.is_paused
 

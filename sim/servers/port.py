@@ -130,6 +130,10 @@ class RolloutServer(Protocol):
         """Goes on."""
 
     @property
+    def version(self) -> int:
+        """Of its weights."""
+
+    @property
     def is_paused(self) -> bool:
         """Whether it takes no steps until `resume`."""
 

@@ -20,7 +20,7 @@ from sim.clock import (
     watched,
 )
 from sim.events import FaultFired, Logged, Message, WorldEnded, spelled, without_addresses
-from sim.face import REQUESTS, Generated, Replica, show
+from sim.face import REQUESTS, Replica, show
 from sim.faults import Every, Fault
 from sim.registry import PluginError, blame, blamed
 from sim.servers.gate import SubmissionGate
@@ -202,7 +202,16 @@ class World:
         case = self.case
         if case.server.face is None:
             return {}
-        replicas = [Replica(each, network.server_handle(each.replica, each), places.get) for each in self._servers]
+        framework = self.sut.framework
+        if framework.requests.method != REQUESTS.method:
+            raise SutError(
+                f"server.face is {case.server.face!r}: it stands before servers that are asked by {REQUESTS.method!r}, "
+                f"and those of framework {framework.name!r} are asked by {framework.requests.method!r}"
+            )
+        replicas = [
+            Replica(each, network.server_handle(each.replica, each), places.get, framework.returned)
+            for each in self._servers
+        ]
         return {
             name: await show(self.loop, case.server.face, name, replica, case.budget.context_tokens)
             for name, replica in zip(names, replicas, strict=True)
@@ -234,8 +243,6 @@ class World:
         self, token_ids: Tokens, log_probs: list[float] | LogProbs | None, stop_reason: str | None, version: int
     ) -> Any:
         """What a server answers, its tokens as the client takes them."""
-        if self.case.server.face is not None:
-            return Generated(token_ids, log_probs, stop_reason, version)
         if not self._client_takes_runs:
             token_ids, log_probs = list(token_ids), None if log_probs is None else list(log_probs)
         return self.sut.framework.call("make_output", token_ids, log_probs, stop_reason, version)
