@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from sim.clock import Replacement, VirtualLoop
 from sim.net.host import Line
-from sim.net.libraries import replacements
+from sim.net.libraries import Opened, close_all, replacements
 from sim.net.network import AddressInfo, StreamNetwork
 from sim.net.sockets import Address
 from sim.net.stream import End, TlsRefused
@@ -34,11 +34,17 @@ class NetworkedLoop(VirtualLoop):
     def __init__(self, *args: Any, line: Line = _NO_LINE, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.network = StreamNetwork(self, line)
+        self._opened: Opened = weakref.WeakKeyDictionary()
         self._connected: weakref.WeakKeyDictionary[socket.socket, End] = weakref.WeakKeyDictionary()
         """By the sockets that their callers hold, between `sock_connect` and `create_connection`."""
 
     def replacements(self) -> tuple[Replacement, ...]:
-        return (*super().replacements(), *replacements(self))
+        return (*super().replacements(), *replacements(self, self._opened))
+
+    def close(self) -> None:
+        if not (self.is_closed() or self.is_running()):
+            close_all(self._opened)
+        super().close()
 
     # Names
 

@@ -1,6 +1,7 @@
 """Unmodified HTTP libraries in a world: clients, servers, and what they hold that a world must have otherwise."""
 
 import asyncio
+import gc
 import ssl
 import time
 from collections.abc import Callable
@@ -145,3 +146,17 @@ def test_aiohttp_looks_names_up_in_the_world() -> None:
             await connect("api.example")
 
     run(main)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_session_that_is_left_open_is_closed_with_its_world() -> None:
+    async def main(_: StreamNetwork) -> list[Any]:
+        await serve_aiohttp()
+        used, unused, busy = (aiohttp.ClientSession() for _ in range(3))
+        await ask_aiohttp("replica-0", used)
+        asyncio.get_running_loop().create_task(ask_aiohttp("replica-0", busy))
+        await asyncio.sleep(0.5)
+        return [used, unused, busy]
+
+    assert all(session.closed for session in run(main))
+    gc.collect()  # would warn
