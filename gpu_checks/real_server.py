@@ -344,6 +344,13 @@ class RealRolloutServer:
             await self._engine.reset_prefix_cache()
         return True
 
+    @property
+    def is_paused(self) -> bool:
+        raise NotImplementedError("a real engine is not asked whether it is paused")
+
+    async def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        raise NotImplementedError("a real engine's cache is reset with an abort")
+
     async def set_weight_version(self, version: int) -> None:
         """The weights are now of this version."""
         self._note("version", self.replica)

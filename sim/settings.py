@@ -99,6 +99,12 @@ class FittedLatency(Data, frozen=True, tag_field="latency", tag="fitted"):
 LatencyModel: TypeAlias = RooflineLatency | FittedLatency
 
 
+Face: TypeAlias = Literal["vllm", "sglang"]
+
+FACE_DIALECTS: dict[Face, str] = {"vllm": "plain-vllm", "sglang": "plain-sglang"}
+"""What answers behind an HTTP face."""
+
+
 class ServerSettings(Data, frozen=True):
     """How a replica behaves: the dialect of its grants, its gate, its engine, and how long its work takes.
 
@@ -108,7 +114,8 @@ class ServerSettings(Data, frozen=True):
     otherwise. `engine` null: there are no steps and no KV, and each request decodes a token each `token_time_s` after
     `prefill_s`, however many there are. `routed_experts`: in which container answers bring the experts that each token
     was routed to (`sim.servers.experts`). `max_parked_s`: how long a request may wait at a closed gate beyond the
-    pauses that the Case asks for; adapters declare their own, and a search writes it here.
+    pauses that the Case asks for; adapters declare their own, and a search writes it here. `face`: the HTTP that
+    replicas also speak, on a network of the world (`sim.face`).
     """
 
     dialect: str = "vllm"
@@ -120,8 +127,12 @@ class ServerSettings(Data, frozen=True):
     latency: LatencyModel | None = None
     routed_experts: Literal["none", "list", "numpy", "torch"] = "none"
     max_parked_s: Seconds = MAX_PARKED_S
+    face: Face | None = None
 
     def __post_init__(self) -> None:
+        if self.face is not None and self.dialect != FACE_DIALECTS[self.face]:
+            needed = FACE_DIALECTS[self.face]
+            raise CaseError(f"server.dialect is {self.dialect!r}; with server.face {self.face!r} it is {needed!r}")
         if self.dialect not in DIALECTS and DIALECTS.find(self.dialect) is None:
             raise CaseError(f"server.dialect: {DIALECTS.unknown(self.dialect)}")
         if self.routed_experts == "torch" and find_spec("torch") is None:

@@ -25,6 +25,7 @@ from sim.search.classics import classic_cases
 from sim.search.compare import DIFFERS, against
 from sim.search.nearest_first import WhichReach, every_find_counts, search_nearest_first
 from sim.search.strategies import STRATEGIES
+from sim.settings import FACE_DIALECTS, Face
 from sim.sut.framework import Sut
 from sim.sut.registry import load_sut
 
@@ -72,7 +73,8 @@ class _Kind(Registered):
 )
 @click.option("--worlds", type=click.IntRange(1), help="How many worlds instead: the same finds every time.")
 @click.option("--seed", type=click.IntRange(0, 2**32), help="Seed of the search (default: a fresh one, printed).")
-@click.option("--dialect", type=DIALECT, default="vllm", help="Whose grants.")
+@click.option("--dialect", type=DIALECT, help="Whose grants (default vllm).")
+@click.option("--face", type=click.Choice(tuple(FACE_DIALECTS)), help="Replicas speak HTTP as these servers do.")
 @policy_option
 @click.option("--only", type=Numbers(), multiple=True, metavar="B1,R7", help="Invariants to look for; repeatable.")
 @click.option("--skip", type=Numbers(), multiple=True, metavar="R1", help="Invariants to leave out; repeatable.")
@@ -92,7 +94,8 @@ def hunt(
     seconds: float | None,
     worlds: int | None,
     seed: int | None,
-    dialect: str,
+    dialect: str | None,
+    face: Face | None,
     policies: Mapping[str, str],
     only: tuple[tuple[str, ...], ...],
     skip: tuple[tuple[str, ...], ...],
@@ -108,6 +111,9 @@ def hunt(
     one world was run.
     SUT names: reference:pinned, reference:deferred and the other planted bugs, verl, verl:plain, MODULE:FACTORY.
     """
+    if face is not None and dialect not in (None, FACE_DIALECTS[face]):
+        raise click.UsageError(f"--face {face} goes with --dialect {FACE_DIALECTS[face]}, not {dialect}")
+    dialect = dialect or ("vllm" if face is None else FACE_DIALECTS[face])
     if seconds is not None and worlds is not None:
         raise click.UsageError("--seconds and --worlds exclude each other")
     demonstration = not names
@@ -131,7 +137,7 @@ def hunt(
     numbers = chosen(kinds or KINDS, wanted, unwanted)
     if not numbers:
         raise click.UsageError("--kind, --only and --skip leave no invariant to look for")
-    options = {"dialect": dialect, "policy": policies.get("budget", "turn"), "most_turns": most_turns}
+    options = {"dialect": dialect, "policy": policies.get("budget", "turn"), "most_turns": most_turns, "face": face}
     campaigns: list[Campaign] = []
     with guarded(), _Stopping() as stopping:
         suts = load_suts(names, policies)

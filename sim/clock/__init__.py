@@ -5,10 +5,10 @@ Private names of others stand in few files: SimPy's in `agenda` (and its `_now` 
 """
 
 from sim.clock.endings import Deadlock, Horizon, StepCap, Waiting
-from sim.clock.loop import VirtualLoop
+from sim.clock.loop import Replacement, VirtualLoop
 from sim.clock.nanoseconds import NS_PER_S, to_ns
 from sim.clock.orders import Chooser, Deviation, Fifo, FifoExcept, Order, RandomOrder
-from sim.clock.taming import tamed
+from sim.clock.taming import clocks_of, tamed
 from sim.clock.watchdog import Blocked, watched
 
 __all__ = [
@@ -22,9 +22,11 @@ __all__ = [
     "Horizon",
     "Order",
     "RandomOrder",
+    "Replacement",
     "StepCap",
     "VirtualLoop",
     "Waiting",
+    "clocks_of",
     "tamed",
     "to_ns",
     "watched",

@@ -45,6 +45,9 @@ from sim.clock.tasks import Future, OrderedWeakSet, Task
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+Replacement = tuple[Any, str, Any]
+"""(module or class, name in it, what stands there while a world runs)."""
+
 _FIFO = Fifo()
 _CENSUS_STEPS = 1000  # how many of the last steps before a StepCap are counted by name
 _CENSUS_NAMES = 5  # how many of the names it tells
@@ -123,6 +126,10 @@ class VirtualLoop(NothingOutside):
         """Virtual time in seconds."""
         return self.now_ns / NS_PER_S
 
+    def replacements(self) -> tuple[Replacement, ...]:
+        """What `tamed` is to replace for this loop beside what it does for any."""
+        return ()
+
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
@@ -137,10 +144,15 @@ class VirtualLoop(NothingOutside):
         return self._timer(None if when == math.inf else to_ns(when), callback, args, context)
 
     def call_at_ns(
-        self, when_ns: int, callback: Callable[[*Ts], object], *args: *Ts, last: bool = False
+        self,
+        when_ns: int,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        last: bool = False,
+        context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         """`call_at`, in nanoseconds. `last`: once all else at that instant has happened, what it led to included."""
-        return self._timer(when_ns, callback, args, None, LAST if last else NORMAL)
+        return self._timer(when_ns, callback, args, context, LAST if last else NORMAL)
 
     def _timer(
         self,
@@ -284,7 +296,8 @@ class VirtualLoop(NothingOutside):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """As in asyncio, but with no handler set, what a callback raised ends the run instead of going to a log."""
-        if self._exception_handler is None and not self._closed and "handle" in context and "exception" in context:
+        runs = not (self._closed or self._closing)
+        if self._exception_handler is None and runs and "handle" in context and "exception" in context:
             raise context["exception"]
         super().call_exception_handler(context)
 

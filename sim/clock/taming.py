@@ -4,6 +4,7 @@ Replaces private names of CPython's `random`, `threading` and `uuid`: they hold 
 """
 
 import asyncio
+import concurrent.futures
 import functools
 import gc
 import os
@@ -12,19 +13,17 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from sim.clock.loop import VirtualLoop
+from sim.clock.loop import Replacement, VirtualLoop
 from sim.clock.nanoseconds import NS_PER_S
+from sim.clock.way_out import no_way_out
 
 _EPOCH_NS = 1_704_067_200 * NS_PER_S  # time.time() at virtual time 0: 2024-01-01, so that dates look like dates
 _START_THREAD = "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"
 _STREAM = 0x9E3779B97F4A7C15  # keeps the bytes of os.urandom apart from the global random's
-
-_Replacement = tuple[Any, str, Any]
-"""(module or class, name in it, what stands there while a world runs)."""
 
 
 @contextmanager
@@ -34,7 +33,8 @@ def tamed(loop: VirtualLoop, seed: int) -> Iterator[None]:
     Tamed: `time.time`, `monotonic`, `perf_counter` and their `_ns` forms; `os.urandom` and with it `uuid4` and
     `secrets`; `uuid1`, `uuid6` and `uuid7`; the global `random` and unseeded `random.Random()`; numpy's global state.
     Garbage collection waits, since finalisers would run at moments that depend on earlier worlds.
-    Refused with a RuntimeError: `time.sleep` (it would block virtual time), threads, a second event loop, nested use.
+    Refused with a RuntimeError: `time.sleep` (it would block virtual time), threads and what is submitted to an
+    executor's, a second event loop, nested use, and the real network (see `sim.clock.way_out`).
     Not tamed, being C code out of reach: `datetime.now()`, `time.localtime()` without an argument.
     All is restored afterwards; only numpy's cached second normal is dropped.
 
@@ -46,7 +46,8 @@ def tamed(loop: VirtualLoop, seed: int) -> Iterator[None]:
     if isinstance(getattr(os.urandom, "__self__", None), _Entropy):
         raise RuntimeError("a world is running already; tamed() cannot be nested")
     generator: random.Random = random._inst  # what random.choice and the rest are bound to
-    replacements = (*_clocks(loop), *_randomness(seed, generator), *_refusals())
+    clocks = [(time, name, clock) for name, clock in clocks_of(loop).items()]
+    replacements = (*clocks, *_randomness(seed, generator), *_refusals(), *loop.replacements())
     saved = [getattr(owner, name) for owner, name, _ in replacements]
     saved_random = generator.getstate()
     saved_bits = mtrand.get_bit_generator()
@@ -58,7 +59,8 @@ def tamed(loop: VirtualLoop, seed: int) -> Iterator[None]:
         generator.seed(seed)
         mtrand.set_bit_generator(_bit_generator())
         mtrand.seed(seed % 2**32)
-        yield
+        with no_way_out():
+            yield
     finally:
         for (owner, name, _), value in zip(replacements, saved, strict=True):
             setattr(owner, name, value)
@@ -68,15 +70,16 @@ def tamed(loop: VirtualLoop, seed: int) -> Iterator[None]:
             gc.enable()
 
 
-def _clocks(loop: VirtualLoop) -> tuple[_Replacement, ...]:
-    return (
-        (time, "time", lambda: (_EPOCH_NS + loop.now_ns) / NS_PER_S),
-        (time, "time_ns", lambda: _EPOCH_NS + loop.now_ns),
-        (time, "monotonic", loop.time),
-        (time, "monotonic_ns", lambda: loop.now_ns),
-        (time, "perf_counter", loop.time),
-        (time, "perf_counter_ns", lambda: loop.now_ns),
-    )
+def clocks_of(loop: VirtualLoop) -> dict[str, Callable[[], float]]:
+    """Virtual time, by the names that the module `time` has for clocks."""
+    return {
+        "time": lambda: (_EPOCH_NS + loop.now_ns) / NS_PER_S,
+        "time_ns": lambda: _EPOCH_NS + loop.now_ns,
+        "monotonic": loop.time,
+        "monotonic_ns": lambda: loop.now_ns,
+        "perf_counter": loop.time,
+        "perf_counter_ns": lambda: loop.now_ns,
+    }
 
 
 class _Entropy:
@@ -92,7 +95,7 @@ class _Entropy:
         return self._generator.randbytes(size)
 
 
-def _randomness(seed: int, generator: random.Random) -> tuple[_Replacement, ...]:
+def _randomness(seed: int, generator: random.Random) -> tuple[Replacement, ...]:
     draw_bytes = _Entropy(seed).draw_bytes
     original_seed = random.Random.seed
 
@@ -108,7 +111,7 @@ def _randomness(seed: int, generator: random.Random) -> tuple[_Replacement, ...]
     )
 
 
-_UUID: tuple[_Replacement, ...] = (
+_UUID: tuple[Replacement, ...] = (
     (uuid, "_generate_time_safe", None),  # uuid1 then takes the time from time.time_ns
     (uuid, "_node", 0x02_00_00_00_00_01),  # the "network address" in it: locally administered, nobody's
     # The last time that each of uuid1, uuid6 and uuid7 has given; it gives none before it.
@@ -124,7 +127,7 @@ def _bit_generator() -> Any:
     return MT19937(0)
 
 
-def _refusals() -> tuple[_Replacement, ...]:
+def _refusals() -> tuple[Replacement, ...]:
     home = threading.get_ident()  # other threads, say a progress bar's, may sleep and start threads as they like
     original_sleep = time.sleep
     original_start = getattr(threading, _START_THREAD)
@@ -139,12 +142,18 @@ def _refusals() -> tuple[_Replacement, ...]:
             raise RuntimeError("a thread was started in a world, where no seed could reproduce it; use to_thread")
         return original_start(*args, **kwargs)
 
-    def new_event_loop() -> NoReturn:
+    def submit(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError("an executor was given a job in a world, where no seed could reproduce it; use to_thread")
+
+    def new_event_loop(*_: Any, **__: Any) -> NoReturn:
         raise RuntimeError("a second event loop in a world: asyncio.run would wait in real time for virtual clocks")
 
     return (
         (time, "sleep", sleep),
         (threading, _START_THREAD, start_thread),
+        (concurrent.futures.ThreadPoolExecutor, "submit", submit),
+        (concurrent.futures.ProcessPoolExecutor, "submit", submit),
+        (asyncio.Runner, "run", new_event_loop),  # uvloop's has loops of its own
         (asyncio, "new_event_loop", new_event_loop),
         (asyncio.events, "new_event_loop", new_event_loop),  # asyncio.run's
     )

@@ -29,7 +29,7 @@ from sim.faults import (
 )
 from sim.invariants.table import INVARIANTS
 from sim.policies import BudgetPolicy
-from sim.settings import MAX_PARKED_S
+from sim.settings import MAX_PARKED_S, Face
 
 
 class Classic(msgspec.Struct, frozen=True):
@@ -201,10 +201,11 @@ def classic_cases(
     policy: BudgetPolicy = "turn",
     most_turns: int = 3,
     max_parked_s: float = MAX_PARKED_S,
+    face: Face | None = None,
 ) -> tuple[Case, ...]:
     """The classics for invariants of these kinds, fitted to what a search varies."""
     return tuple(
-        _fitted(classic.case, policy, most_turns, dialect=dialect, max_parked_s=max_parked_s)
+        _fitted(classic.case, policy, most_turns, dialect=dialect, max_parked_s=max_parked_s, face=face)
         for classic in CLASSICS
         if any(INVARIANTS[number].kind in kinds for number in classic.meant_for)
     )

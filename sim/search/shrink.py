@@ -86,7 +86,7 @@ def _smaller(case: Case) -> Iterator[Case]:
                     yield from _valid(changed)
 
 
-_FIXED = ("dialect", "max_parked_s")
+_FIXED = ("dialect", "face", "max_parked_s")
 """Of the servers: what a search was asked for, and what an adapter has fixed."""
 
 

@@ -38,7 +38,7 @@ from sim.schema import CaseError
 from sim.search.crowds import CROWDS, Arrange
 from sim.search.engines import ENGINES, Fit
 from sim.search.server_faults import ONE_IN, SERVER_FAULTS, TROUBLES
-from sim.settings import MAX_PARKED_S
+from sim.settings import MAX_PARKED_S, Face
 
 MakeFault = Callable[[int, int, int], Fault]
 """Makes a fault that fits a number of sessions, of replicas, and the response_length."""
@@ -278,6 +278,7 @@ class _Fixed(NamedTuple):
 
     dialect: str
     max_parked_s: float
+    face: Face | None = None
 
     def put(self, fields: dict[str, Any], fit: Fit | None, arrange: Arrange | None) -> dict[str, Any]:
         """The fields of a Case with another engine, its sessions arranged, and all that is fixed."""
@@ -306,10 +307,14 @@ def _fits(fault: Fault, case: Case) -> bool:
 
 
 def response_cases(
-    dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3, max_parked_s: float = MAX_PARKED_S
+    dialect: str = "vllm",
+    policy: BudgetPolicy = "turn",
+    most_turns: int = 3,
+    max_parked_s: float = MAX_PARKED_S,
+    face: Face | None = None,
 ) -> st.SearchStrategy[Case]:
     """A few sessions whose responses are aborted and resumed: budgets, limits, configs, conservation, liveness."""
-    fixed = _Fixed(dialect, max_parked_s)
+    fixed = _Fixed(dialect, max_parked_s, face)
 
     def fitted(drawn: tuple[Any, ...]) -> Case:
         lengths, view, replicas, sessions, faults, server, transport, odds, seed, more, fit, arrange = drawn
@@ -349,11 +354,15 @@ def response_cases(
 
 
 def routing_cases(
-    dialect: str = "vllm", policy: BudgetPolicy = "turn", most_turns: int = 3, max_parked_s: float = MAX_PARKED_S
+    dialect: str = "vllm",
+    policy: BudgetPolicy = "turn",
+    most_turns: int = 3,
+    max_parked_s: float = MAX_PARKED_S,
+    face: Face | None = None,
 ) -> st.SearchStrategy[Case]:
     """Sessions in a row or at once on several replicas that come and go: counters, stickiness, spread."""
     budget = Budget(8, 8, policy=policy)
-    fixed = _Fixed(dialect, max_parked_s)
+    fixed = _Fixed(dialect, max_parked_s, face)
 
     def in_a_row(drawn: tuple[int, float, int]) -> tuple[Session, ...]:
         count, spacing_s, tokens = drawn

@@ -83,6 +83,19 @@ class MortalServer:
     async def resume(self) -> None:
         await self._control("resume", lambda server: server.resume())
 
+    @property
+    def version(self) -> int:
+        return self._server.version
+
+    @property
+    def is_paused(self) -> bool:
+        return self._server.is_paused
+
+    async def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        return await self._control(
+            None, lambda server: server.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        )
+
     async def set_weight_version(self, version: int) -> None:
         await self._control("set_version", lambda server: server.set_weight_version(version))
 

@@ -132,6 +132,18 @@ class RolloutServer(Protocol):
     async def resume(self) -> None:
         """Goes on."""
 
+    @property
+    def version(self) -> int:
+        """Of its weights."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it takes no steps until `resume`."""
+
+    async def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Empties the cache, between steps; False where blocks of it are in use. `reset_running_requests`: what runs is
+        preempted first, and computed anew."""
+
     async def set_weight_version(self, version: int) -> None:
         """The weights are of this version from the next step on."""
 

@@ -108,6 +108,7 @@ class SimulatedServer:
         """Done when a long wait for admissions is over."""
         self._drained: asyncio.Future[None] | None = None
         self._death: Exception | None = None
+        self.is_paused = False
         if parts.version:
             self._engine.set_weight_version(parts.version)
 
@@ -195,6 +196,7 @@ class SimulatedServer:
         for each in live:
             self._abort(each)
         self._engine.pause(self._loop.now_ns)
+        self.is_paused = True
         if reset_prefix_cache:
             self._engine.reset_prefix_cache()
         self._set_timer()
@@ -206,6 +208,7 @@ class SimulatedServer:
         await self._wait_for_step()
         self._take(self._engine.flush(self._loop.now_ns))
         self._engine.pause(self._loop.now_ns, mode)
+        self.is_paused = True
         self._set_timer()
         if mode == "wait" and self._engine.next_moment() is not None:
             self._drained = self._loop.create_future()
@@ -256,6 +259,7 @@ class SimulatedServer:
         """See `RolloutServer`. Resumes the engine first, then opens the gate: each parked request tries again in a step
         of its own, and the gate may have closed once more by then."""
         self._engine.resume(self._loop.now_ns)
+        self.is_paused = False
         self._set_timer()
         self._gate.open(lambda request: self._loop.call_soon(self._enter, request))
         self._trace.add(Resumed(self._loop.now_ns, self.replica))
@@ -272,6 +276,14 @@ class SimulatedServer:
             await self._wait_for_step()
             self._engine.reset_prefix_cache()
         return bool(named)
+
+    async def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """See `RolloutServer`."""
+        await self._wait_for_step()
+        self._take(self._engine.flush(self._loop.now_ns))
+        was_reset = self._engine.reset_prefix_cache(reset_running_requests)
+        self._set_timer()
+        return was_reset
 
     async def set_weight_version(self, version: int) -> None:
         """See `RolloutServer`."""

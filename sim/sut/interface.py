@@ -1,7 +1,7 @@
 """What a system under test is: what it is given, and what it gives back."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sim.policies import ATTRIBUTE, PolicyError, checked
@@ -19,12 +19,16 @@ class Context:
     `config`: as the framework's clients know it. `servers`: handles by replica name.
     `make_balancer(cls)` makes a balancer of the given class (a Ray actor class is unwrapped), registers it as this
     world's balancer and returns its handle; `balancer` is the handle of a built-in one, made on first use.
+    `urls`: in a world whose servers have an HTTP face, the base URLs of the replicas by name, in order. `loop`: the
+    event loop; it is running when the factory is called.
     """
 
     config: Any
     servers: dict[str, Any]
     make_balancer: Callable[[type[Any]], Any]
     default_balancer: Callable[[], Any]
+    urls: Mapping[str, str] = field(default_factory=dict)
+    loop: Any = None
 
     @property
     def replica_names(self) -> list[str]:

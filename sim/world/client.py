@@ -34,7 +34,17 @@ _SPELLED_CHARS = 60
 class ObservedClient:
     """The client as the agent loop sees it; every turn is on the trace."""
 
-    def __init__(self, case: Case, sut: Sut, client: Client, clock: Clock, trace: Trace, model: FakeModel) -> None:
+    def __init__(
+        self,
+        case: Case,
+        sut: Sut,
+        client: Client,
+        clock: Clock,
+        trace: Trace,
+        model: FakeModel,
+        places: dict[int, TurnInProgress],
+    ) -> None:
+        """`places`: where it keeps the last turn of each session."""
         self.takes_runs = takes_runs(client)
         self._case = case
         self._framework = sut.framework.name
@@ -43,6 +53,7 @@ class ObservedClient:
         self._clock = clock
         self._trace = trace
         self._model = model
+        self._places = places
         self._turns: dict[int, int] = {}
         """Turns begun, of the sessions that live."""
 
@@ -56,7 +67,8 @@ class ObservedClient:
         turns = self._case.session(session).turns
         self._model.begin_turn(session, len(prompt_ids), turns[min(turn, len(turns) - 1)].response_tokens)
         self._trace.add(TurnStarted(self._clock.now_ns, session, turn, len(prompt_ids), ids_as_runs(prompt_ids)))
-        current_turn.set(TurnInProgress(session, turn))
+        self._places[session] = place = TurnInProgress(session, turn)
+        current_turn.set(place)
         before = copied(sampling_params)
         try:
             call: Any = self._client.generate(
@@ -164,8 +176,12 @@ class Parties:
     port: BalancerPort
     balancer: Handle
 
-    def __init__(self, case: Case, sut: Sut, servers: dict[str, Handle], network: Network) -> None:
+    def __init__(
+        self, case: Case, sut: Sut, servers: dict[str, Handle], network: Network, urls: dict[str, str], loop: Any
+    ) -> None:
         self.factory_raised = False
+        self._urls = urls
+        self._loop = loop
         self._case = case
         self._sut = sut
         self._servers = servers
@@ -203,7 +219,9 @@ class Parties:
 
     def _built(self, case: Case) -> Any:
         config = self._sut.framework.call("make_config", case)
-        return self._sut.factory(Context(config, self._servers, self._make_balancer, self._default_balancer))
+        return self._sut.factory(
+            Context(config, self._servers, self._make_balancer, self._default_balancer, self._urls, self._loop)
+        )
 
     def _make_client(self) -> Client:
         named = f"the factory of SUT {self._sut.name!r}"

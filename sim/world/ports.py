@@ -2,13 +2,17 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
+
+import msgspec
 
 from sim.case import Case, Transport
 from sim.clock import Order, VirtualLoop, to_ns
 from sim.engine import Engine
 from sim.engine.port import DecodeEngine
 from sim.engine.timed import TimedEngine
+from sim.net import Line, NetworkedLoop
 from sim.servers.constant_rate import ConstantRate
 from sim.servers.port import Clock, MakeServer, RolloutServer, ServerParts
 from sim.trace import Trace
@@ -46,9 +50,17 @@ MakeNetwork = Callable[[Transport, RequestProtocol, Clock, Trace, SentListener],
 """(the Case's transport, how the framework's clients ask, clock, trace, who listens to what is sent) → network."""
 
 
+def behind_face(transport: Transport) -> Transport:
+    """What the transport is between an HTTP face and its server: the network has its delays, and copies."""
+    return msgspec.structs.replace(transport, server_delay_s=0.0, objects="shared")
+
+
 def virtual_loop(case: Case, order: Order, bounds: WorldBounds) -> VirtualLoop:
-    """A loop in virtual time that ends a world which does not end."""
-    return VirtualLoop(
+    """A loop in virtual time that ends a world which does not end; with a network where the servers have a face."""
+    make: Callable[..., VirtualLoop] = VirtualLoop
+    if case.server.face is not None:
+        make = partial(NetworkedLoop, line=Line(case.transport.server_delay_s))
+    return make(
         order=order,
         until_ns=to_ns(bounds.virtual_s),
         max_steps_per_instant=max(_FEWEST_STEPS_PER_INSTANT, _STEPS_PER_INSTANT * case.most_live_sessions),

@@ -20,6 +20,7 @@ from sim.clock import (
     watched,
 )
 from sim.events import FaultFired, Logged, Message, WorldEnded, spelled, without_addresses
+from sim.face import REQUESTS, Replica, show
 from sim.faults import Every, Fault
 from sim.registry import PluginError, blame, blamed
 from sim.servers.gate import SubmissionGate
@@ -30,11 +31,11 @@ from sim.sut.framework import Sut
 from sim.sut.interface import SutError
 from sim.tokens import LogProbs, Tokens
 from sim.trace import Observer, Trace
-from sim.transport.wire import OwnFault, was_brought
+from sim.transport.wire import OwnFault, TurnInProgress, was_brought
 from sim.world.bounds import bounds_of
 from sim.world.client import ObservedClient, Parties, takes_runs
 from sim.world.model import FakeModel
-from sim.world.ports import SIMULATED, Network, Ports
+from sim.world.ports import SIMULATED, Network, Ports, behind_face
 from sim.world.sessions import Sessions
 from sim.world.stage import WorldStage
 from sim.world.triggers import Triggers
@@ -158,16 +159,25 @@ class World:
         """Everything, until all sessions have ended and no fault acts any more."""
         case, loop, trace, framework = self.case, self.loop, self.trace, self.sut.framework
         triggers, model = Triggers(case, loop), FakeModel(case)
-        network = self._network = self.ports.make_network(case.transport, framework.requests, loop, trace, triggers)
+        has_face = case.server.face is not None
+        network = self._network = self.ports.make_network(
+            behind_face(case.transport) if has_face else case.transport,
+            REQUESTS if has_face else framework.requests,
+            loop,
+            trace,
+            triggers,
+        )
         self._servers = [self._make_server(replica, model, triggers) for replica in range(case.replicas)]
         handles = [network.server_handle(each.replica, framework.call("make_face", each)) for each in self._servers]
         names = [f"replica-{replica}" for replica in range(case.replicas)]
-        parties = self._parties = Parties(case, self.sut, dict(zip(names, handles, strict=True)), network)
+        places: dict[int, TurnInProgress] = {}
+        urls = await self._show_faces(network, names, places)
+        parties = self._parties = Parties(case, self.sut, dict(zip(names, handles, strict=True)), network, urls, loop)
         trace.factory_raised = parties.factory_raised
         trace.declared = parties.declared()
         trace.first_loads = parties.port.shown()[0]
         self._client_takes_runs = takes_runs(parties.client)
-        client = ObservedClient(case, self.sut, parties.client, loop, trace, model)
+        client = ObservedClient(case, self.sut, parties.client, loop, trace, model, places)
         sessions = self._sessions = Sessions(case, client, loop, trace, partial(framework.call, "make_params"))
         sessions.begin()
         stage = WorldStage(
@@ -183,6 +193,28 @@ class World:
             task.cancel()
         if acting:
             await asyncio.wait(acting)
+
+    async def _show_faces(
+        self, network: Network, names: Sequence[str], places: dict[int, TurnInProgress]
+    ) -> dict[str, str]:
+        """The base URLs of the replicas by name, where they have a face."""
+        case = self.case
+        if case.server.face is None:
+            return {}
+        framework = self.sut.framework
+        if framework.requests.method != REQUESTS.method:
+            raise SutError(
+                f"server.face is {case.server.face!r}: it stands before servers that are asked by {REQUESTS.method!r}, "
+                f"and those of framework {framework.name!r} are asked by {framework.requests.method!r}"
+            )
+        replicas = [
+            Replica(each, network.server_handle(each.replica, each), places.get, framework.returned)
+            for each in self._servers
+        ]
+        return {
+            name: await show(self.loop, case.server.face, name, replica, case.budget.context_tokens)
+            for name, replica in zip(names, replicas, strict=True)
+        }
 
     def _make_server(self, replica: int, model: FakeModel, triggers: Triggers) -> MortalServer:
         case = self.case

@@ -11,7 +11,7 @@ from sim.faults import Fault, register_fault
 from sim.schema import Index
 from sim.sut.reference.client import PinnedClient
 
-TRIES = 150
+TRIES = 1000
 
 
 @register_fault
@@ -39,7 +39,7 @@ class AbortStorm(Fault, frozen=True, tag="abort_storm"):
                 if aborts == self.times:
                     return ""
                 await stage.sleep(self.calm_s)
-            await stage.sleep(0.05)
+            await stage.sleep(0.01)
         return f"skipped: only {aborts} requests came"
 
 

@@ -22,6 +22,7 @@ SET_OTHERWISE = {
     "Budget.policy": "hunt --policy",
     "ServerSettings.dialect": "hunt --dialect",
     "ServerSettings.max_parked_s": "the framework's adapter",
+    "ServerSettings.face": "hunt --face",
 }
 
 
