@@ -42,9 +42,9 @@ class ObservedClient:
         clock: Clock,
         trace: Trace,
         model: FakeModel,
-        places: dict[int, TurnInProgress],
+        places: dict[int, TurnInProgress] | None,
     ) -> None:
-        """`places`: where it keeps the last turn of each session."""
+        """`places`: where it keeps the last turn of each session, for who has to know of the sessions that have ended."""
         self.takes_runs = takes_runs(client)
         self._case = case
         self._framework = sut.framework.name
@@ -67,8 +67,10 @@ class ObservedClient:
         turns = self._case.session(session).turns
         self._model.begin_turn(session, len(prompt_ids), turns[min(turn, len(turns) - 1)].response_tokens)
         self._trace.add(TurnStarted(self._clock.now_ns, session, turn, len(prompt_ids), ids_as_runs(prompt_ids)))
-        self._places[session] = place = TurnInProgress(session, turn)
+        place = TurnInProgress(session, turn)
         current_turn.set(place)
+        if self._places is not None:
+            self._places[session] = place
         before = copied(sampling_params)
         try:
             call: Any = self._client.generate(

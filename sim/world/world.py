@@ -177,7 +177,7 @@ class World:
         trace.declared = parties.declared()
         trace.first_loads = parties.port.shown()[0]
         self._client_takes_runs = takes_runs(parties.client)
-        client = ObservedClient(case, self.sut, parties.client, loop, trace, model, places)
+        client = ObservedClient(case, self.sut, parties.client, loop, trace, model, places if urls else None)
         sessions = self._sessions = Sessions(case, client, loop, trace, partial(framework.call, "make_params"))
         sessions.begin()
         stage = WorldStage(
