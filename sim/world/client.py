@@ -44,7 +44,7 @@ class ObservedClient:
         model: FakeModel,
         places: dict[int, TurnInProgress] | None,
     ) -> None:
-        """`places`: where it keeps the last turn of each session, for who has to know of the sessions that have ended."""
+        """`places`: where it keeps the last turn of each session, for who asks for it after its end."""
         self.takes_runs = takes_runs(client)
         self._case = case
         self._framework = sut.framework.name
