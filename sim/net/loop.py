@@ -44,6 +44,7 @@ class NetworkedLoop(VirtualLoop):
     def close(self) -> None:
         if not (self.is_closed() or self.is_running()):
             close_all(self._opened)
+            self.network.close()
         super().close()
 
     # Names

@@ -178,6 +178,12 @@ class StreamNetwork:
     def _spelled(self, place: Address) -> str:
         return f"{self.name_of(place[0])}:{place[1]}"
 
+    def close(self) -> None:
+        """At the end of the world."""
+        for ends in self._connections.values():
+            for end in ends:
+                end.end_with_its_world()
+
     # Faults
 
     def refuse(self, name: str, *, refuses: bool = True) -> None:

@@ -291,6 +291,10 @@ class End(asyncio.Transport):
             self._delivery = None
         self.expect()
 
+    def end_with_its_world(self) -> None:
+        """Nobody hears of anything any more; who still holds it finds it closed, and does not warn."""
+        self._closes = True
+
     def end_unasked(self) -> None:
         """The peer hears that nothing more comes, which this end does not know: what it writes is lost."""
         if not self._has_ended:
