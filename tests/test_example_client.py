@@ -15,7 +15,9 @@ from sim.invariants.judging import judge
 from sim.invariants.kinds import KINDS
 from sim.search import campaign as campaign_module
 from sim.search.classics import classic_cases
+from sim.sut.reference.client import PinnedClient
 from sim.sut.registry import load_sut, sut_of
+from sim.sut.verl.servers import TokenOutput
 from sim.testing import search
 from sim.world import run_world
 
@@ -80,3 +82,22 @@ def test_it_needs_nothing_of_rollcage(example):
     assert "import sim" not in source
     assert "from sim" not in source
     assert asyncio.iscoroutinefunction(importlib.import_module("docs.examples.client").Client.generate)
+
+
+@pytest.mark.parametrize(
+    ("versions", "named"), [((None, None), {}), ((1, 0), {"min": 0, "max": 1}), ((0, 1), {"min": 0, "max": 1})]
+)
+def test_it_names_the_oldest_and_the_newest_version_whichever_came_first(example, versions, named):
+    """A server that has not been told a version names none; the reference does the same."""
+    answers = [
+        TokenOutput([number], None, "aborted", extra_fields={"global_steps": version})
+        for number, version in enumerate(versions)
+    ]
+    response = importlib.import_module("docs.examples.client").Response()
+    final, reference = TokenOutput([], [], "length"), PinnedClient(None, None)
+    for answer in answers:
+        response.add(answer)
+        reference.merge(final, answer)
+    expected = {f"{end}_global_steps": version for end, version in named.items()}
+    assert response.extra_fields == expected
+    assert final.extra_fields == {**expected, "global_steps": versions[-1]}

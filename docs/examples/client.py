@@ -36,8 +36,8 @@ class Response:
         self.token_ids = self.token_ids + output.token_ids
         self.log_probs = self.log_probs + (output.log_probs or [])
         self.stop_reason = output.stop_reason
-        if output.token_ids:
-            version = output.extra_fields.get("global_steps")
+        version = output.extra_fields.get("global_steps")
+        if output.token_ids and version is not None:  # not of the newest weights, always
             oldest, newest = (self.extra_fields.get(f"{end}_global_steps", version) for end in ("min", "max"))
             self.extra_fields |= {"min_global_steps": min(oldest, version), "max_global_steps": max(newest, version)}
 

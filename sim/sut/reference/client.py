@@ -101,7 +101,8 @@ class DeferredClient:
             final.log_probs = final.log_probs + output.log_probs
         final.stop_reason = output.stop_reason
         version: Any = output.extra_fields.get("global_steps")
-        if output.token_ids:  # replicas are updated one after the other: a later answer may be an older version's
+        if output.token_ids and version is not None:
+            # Replicas are updated one after the other: a later answer may be an older version's.
             fields = final.extra_fields
             fields["min_global_steps"] = min(version, fields.get("min_global_steps", version))
             fields["max_global_steps"] = max(version, fields.get("max_global_steps", version))
