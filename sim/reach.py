@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import msgspec
 
 from sim.case import Case, Session
-from sim.faults import AddReplica, AtTime, CancelClient, Fault, RemoveReplica
+from sim.faults import AddReplica, AtTime, CancelClient, Fault, RemoveReplica, WeightUpdate
 from sim.sut.framework import Sut
 
 Reach = Literal["stock", "custom callers", "odd config", "shared objects"]
@@ -60,11 +60,19 @@ def _with_context(case: Case, tokens: int) -> Case:
     return _changed(case, budget=budget, server=server)
 
 
+def _may_leave(replica: int, case: Case) -> bool:
+    """Whether some other replica stays."""
+    leave = {fault.replica for fault in case.faults if isinstance(fault, RemoveReplica)}
+    leave.update(*[fault.leaving for fault in case.faults if isinstance(fault, WeightUpdate)])
+    return bool(set(range(case.replicas)) - leave - {replica})
+
+
 def _adds_live(fault: Fault, case: Case) -> bool:
-    """Whether a replica is added that may be there: only times tell for sure that it left before, and is away still."""
+    """Whether a replica is added that may be there: only times tell for sure that it left before, and is away still.
+    The last replica never leaves, so that another has to be there for good."""
     if not isinstance(fault, AddReplica):
         return False
-    if not isinstance(fault.at, AtTime):
+    if not isinstance(fault.at, AtTime) or not _may_leave(fault.replica, case):
         return True
     before, left = -1.0, False
     for other in case.faults:

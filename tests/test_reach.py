@@ -8,7 +8,7 @@ from sim.faults import AddReplica, AfterSent, AtTime, CancelClient, RemoveReplic
 from sim.reach import FEATURES, REACHES, Reached, as_stock, reach_of
 from sim.sut.frameworks import FRAMEWORKS
 
-STOCK = Case(Budget(4, 10), (Session(4),), (RemoveReplica(AtTime(1.0), 0), AddReplica(AtTime(2.0), 0)))
+STOCK = Case(Budget(4, 10), (Session(4),), (RemoveReplica(AtTime(1.0), 0), AddReplica(AtTime(2.0), 0)), replicas=2)
 CALLERS = dict.fromkeys([feature.name for feature in FEATURES], False)
 
 WITH = {
@@ -56,6 +56,17 @@ def test_each_decides_and_can_be_taken_away(feature):
 def test_only_times_tell_that_a_replica_is_away(faults):
     case = replace(STOCK, faults=(AddReplica(AtTime(2.0), 0), *faults), replicas=2)
     assert reach_of(case, CALLERS).reach == "custom callers"
+    assert reach_of(as_stock(case, CALLERS), CALLERS).reach == "stock"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "others"),
+    [(1, ()), (2, (RemoveReplica(AtTime(0.5), 1),)), (2, (WeightUpdate(AtTime(0.5), 1.0, (1,)),))],
+)
+def test_the_last_replica_never_leaves(replicas, others):
+    """To remove it is skipped, so that to add it again is to add one that is there."""
+    case = replace(STOCK, faults=(*others, *STOCK.faults), replicas=replicas)
+    assert reach_of(case, CALLERS).feature == "a replica added that may be there"
     assert reach_of(as_stock(case, CALLERS), CALLERS).reach == "stock"
 
 

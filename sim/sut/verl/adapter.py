@@ -47,6 +47,8 @@ VERL = Framework(
     met_by={
         "B1": "any agent loop under a trainer that aborts to update (fully async, or separate async), with "
         "partial_rollout: FullyAsyncLLMServerClient asks again without a limit",
+        "B2": "ToolAgentLoop, on a client that leaves the limit to the server: what a later turn's prompt has beyond "
+        "prompt_length is taken off the response",
         "B7": "ToolAgentLoop: each turn may use response_length anew, and the loop slices the trajectory at it",
         "S1": "any agent loop under a trainer that aborts to update: an answer of no token counts among the versions",
         "R4": "any agent loop: GlobalRequestLoadBalancer takes the first of the least loaded where several are idle",
