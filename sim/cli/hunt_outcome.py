@@ -17,6 +17,7 @@ from sim.registry import PluginError
 from sim.report.world import find_report
 from sim.search.campaign import Campaign
 from sim.search.find import Find, size_of
+from sim.search.nearest_first import counts
 from sim.sut.framework import Sut
 from sim.sut.interface import SutError
 from sim.verdicts import Judged, judged
@@ -78,16 +79,12 @@ class Outcome(NamedTuple):
     @property
     def near(self) -> list[Again]:
         """Those that count."""
-        return [each for each in self.finds if self._counts(each)]
+        return [each for each in self.finds if counts(each.find, each.reached, is_all=self.is_all)]
 
     @property
     def far(self) -> list[Again]:
-        """Those that the framework's own callers cannot meet."""
-        return [each for each in self.finds if not self._counts(each)]
-
-    def _counts(self, each: Again) -> bool:
-        only_warns = each.find.invariant in INVARIANTS and INVARIANTS[each.find.invariant].severity == "warning"
-        return not only_warns and (self.is_all or each.reached.reach == "stock")
+        """Those that the framework's own callers cannot meet, or that only warn."""
+        return [each for each in self.finds if not counts(each.find, each.reached, is_all=self.is_all)]
 
     @staticmethod
     def of(campaign: Campaign, folder: Path | None, *, runs_again: bool, is_all: bool) -> "Outcome":

@@ -6,9 +6,10 @@ from typing import Any, Literal
 from hypothesis.strategies import SearchStrategy
 
 from sim.case import Case
-from sim.reach import as_stock, has_stock_callers
+from sim.invariants.table import INVARIANTS
+from sim.reach import Reached, as_stock, has_stock_callers
 from sim.search.campaign import Bounds, Campaign, run_campaign
-from sim.search.find import Known
+from sim.search.find import Find, Known
 from sim.sut.framework import Sut
 
 WhichReach = Literal["stock", "all"]
@@ -21,6 +22,13 @@ STOCK_SHARE = 0.75
 def every_find_counts(sut: Sut, reach: WhichReach | None) -> bool:
     """Whoever can meet it. Where nobody says which, those of a package have to be stock."""
     return reach == "all" or (reach is None and not has_stock_callers(sut))
+
+
+def counts(find: Find, reached: Reached, *, is_all: bool) -> bool:
+    """Whether a find decides an exit code or fails a gate. What only warns never does, nor, unless `is_all`, what the
+    framework's own callers cannot meet."""
+    only_warns = find.invariant in INVARIANTS and INVARIANTS[find.invariant].severity == "warning"
+    return not only_warns and (is_all or reached.reach == "stock")
 
 
 def search_nearest_first(

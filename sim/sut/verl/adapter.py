@@ -46,7 +46,7 @@ VERL = Framework(
     },
     met_by={
         "B1": "any agent loop under a trainer that aborts to update (fully async, or separate async), with "
-        "partial_rollout: FullyAsyncLLMServerClient asks again without a limit",
+        "partial_rollout: what is asked for again after an abort is limited anew",
         "B2": "ToolAgentLoop, on a client that leaves the limit to the server: what a later turn's prompt has beyond "
         "prompt_length is taken off the response",
         "B7": "ToolAgentLoop: each turn may use response_length anew, and the loop slices the trajectory at it",

@@ -85,7 +85,7 @@ class VersionOfNothing(Client):
             call.versions.append(output.extra_fields.get("global_steps"))
 
 
-class ClipsTheFirst(Client):
+class ClipsTheLast(Client):
     """Of an answer that fills the context the last token is left out."""
 
     def merge(self, call, output):
@@ -105,5 +105,5 @@ WRONG = {
     "aborted-at-the-end-is-done": client(AbortedAtTheEndIsDone, "A10"),
     "once-aborted-for-ever": client(OnceAbortedForEver, "A10"),
     "version-of-nothing": client(VersionOfNothing, "S1"),
-    "clips-the-full-context": client(ClipsTheFirst, "A2", "B2", "L1"),
+    "clips-the-full-context": client(ClipsTheLast, "A2", "B2", "L1"),
 }

@@ -165,7 +165,7 @@ class Client:
 
 
 class Wrong(NamedTuple):
-    """A wrong subject, and the invariants of which each would be right to tell."""
+    """A wrong subject, and the invariants that would be right to tell; a measured search looks for the first."""
 
     build: Callable[[Any], Any]
     told_by: tuple[str, ...]

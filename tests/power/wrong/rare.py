@@ -89,7 +89,7 @@ class LastTwoAtOnce(LeastLoadedBalancer):
     def __init__(self, servers):
         super().__init__(servers)
         self.handles = dict(servers)
-        self.removals = 0
+        self.missing = 0
 
     def remove_servers(self, server_ids):
         super().remove_servers(server_ids)
